@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from dtrain.core import extras
@@ -68,7 +69,9 @@ def build_target(section: str, target: str, args: Mapping[str, object], folder: 
     with user_errors(where):
         found = getattr(importlib.import_module(module), name, None)
         if found is None:
-            raise RecipeError(f"{where}: module {module!r} has no attribute {name!r}")
+            near = get_close_matches(name.lower(), names := {one.lower(): one for one in vars(sys.modules[module])}, 1)
+            hint = f"did you mean {module}:{names[near[0]]}?" if near else "name a class or function of the module"
+            raise RecipeError(f"{where}: module {module!r} has no attribute {name!r}", hint)
         return found(**args)
 
 

@@ -22,7 +22,7 @@ from dtrain.data.guess import Guess
 from dtrain.data.order import hash64
 from dtrain.data.paths import reading
 from dtrain.data.source import Load, Source, Split, Unaugmented
-from dtrain.data.table_columns import SHOWN, Columns, mixed, read_columns, written_as_texts
+from dtrain.data.table_columns import MISSING, SHOWN, Columns, mixed, read_columns, written_as_texts
 from dtrain.data.table_files import decimal_of, read_tables
 from dtrain.data.table_guess import CATEGORIES, identifies_rows, table_guesses
 
@@ -361,7 +361,10 @@ class _Read:
             yield from self.replaced(rows)
             return
         if self.categories:
-            counts = [f"{name} ({len(texts)})" for name, texts in self.categories.items()]
+            counts = [
+                f"{name} ({len(texts) - 1} and empty cells)" if MISSING in texts else f"{name} ({len(texts)})"
+                for name, texts in self.categories.items()
+            ]
             yield f"columns of texts, each text a column: {', '.join(counts)}"
         yield from self.replaced(rows)
         present = dict.fromkeys(name for _, table in self._tables for name in table.column_names)

@@ -1,8 +1,11 @@
 """Models given by what they output: inputs of a module, loss and predictions from its outputs, statistics."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -97,6 +100,8 @@ def from_outputs(model: Any) -> FromOutputs:
     """The model with a loss and predictions from its outputs; by default those of a classifier."""
     loss_of = vars(model).get("loss_of", getattr(type(model), "loss_of", classify))
     metrics = getattr(model, "metrics", METRICS.get(loss_of, ()))
+    if isinstance(loss_of, FunctionType) and next(iter(inspect.signature(loss_of).parameters), "") == "self":
+        loss_of = partial(loss_of, model)  # a method
     return FromOutputs(model, loss_of=loss_of, metrics=metrics)
 
 

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -85,7 +86,9 @@ def readings(path: Path) -> list[tuple[str, Guess]]:
     DataError if none would, with why not where one says so.
     """
     if not path.exists():
-        raise DataError(f"{path} does not exist")
+        beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = get_close_matches(path.name, beside, 1)
+        raise DataError(f"{path} does not exist", f"did you mean {path.with_name(near[0])}?" if near else "")
     path = path.absolute() if str(path).startswith("~") else path  # no user's home
     found, refused = [], []
     for member in get_args(Data):

@@ -260,7 +260,7 @@ def test_gaps_texts_dates_and_truth_values_become_numbers(tmp_path: Path) -> Non
     )  # fmt: skip
     assert list(source.notes) == [
         "4 rows: high 2, low 2",
-        "columns of texts, each text a column: town (3)",
+        "columns of texts, each text a column: town (2 and empty cells)",
         "column 'age': 1 value is missing, 40, the median of the training rows, in their place",
         "columns left out: id, left",
     ]

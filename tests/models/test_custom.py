@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.export
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 from dtrain.data.digits import Digits
 from dtrain.models.adapter import from_outputs
 from dtrain.models.nn.layers import regress
+from dtrain.models.nn.model import Loss
 from dtrain.models.nn.single_device import SingleDeviceContext
 from tests.conftest import Dtrain
 
@@ -313,3 +315,23 @@ def test_a_model_of_numbers_predicts_them_in_the_shape_of_its_labels() -> None:
     for batch, shape in (({}, (6,)), ({"label": np.zeros(6)}, (6,)), ({"label": np.zeros((6, 1))}, (6, 1))):
         found = model.predict({}, batch, SingleDeviceContext())
         assert {name: value.shape for name, value in found.items()} == {"value": shape}
+
+
+def test_a_loss_of_outputs_may_be_a_method() -> None:
+    class Own:
+        scale = 3.0
+
+        def outputs(self, *_: Any) -> jax.Array:
+            return jnp.ones((2, 1))
+
+        def loss_of(self, outputs: jax.Array, batch: Any, ctx: Any) -> Loss:
+            del batch, ctx
+            return Loss(self.scale * outputs.sum(), jnp.float32(2), {})
+
+    class Plain(Own):
+        loss_of = staticmethod(lambda outputs, *_: Loss(outputs.sum(), jnp.float32(2), {}))
+
+    for kind, expected in ((Own, 6), (Plain, 2)):
+        model = from_outputs(kind())
+        assert float(model.loss({}, {}, SingleDeviceContext()).sum) == expected
+        assert model.predict({}, {}, SingleDeviceContext())["output"].shape == (2, 1)

@@ -216,6 +216,13 @@ def test_what_is_no_optimizer_is_refused(target: str, args: dict[str, object], m
         transformation(CustomOptimizer(lr=0.1, target=target, args=args), DECLARED, 10)
 
 
+@pytest.mark.parametrize(("name", "near"), [("Adamw", "adamw"), ("adammw", "adamw")])
+def test_a_misspelt_function_gets_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        transformation(CustomOptimizer(lr=0.1, target=f"optax:{name}"), DECLARED, 10)
+    assert error.value.hint == f"did you mean optax:{near}?"
+
+
 def test_one_that_needs_more_than_gradients_is_refused_with_the_reason() -> None:
     recipe = load(
         Path(__file__).parents[2] / "recipes" / "mlp-digits.yaml",

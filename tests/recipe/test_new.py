@@ -246,6 +246,14 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, name: str, content: str 
         readings(tmp_path / name)
 
 
+def test_a_misspelt_name_gets_the_one_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name, hint in (("photo", f"did you mean {tmp_path / 'photos'}?"), ("else", "")):
+        with pytest.raises(DataError, match="does not exist") as error:
+            readings(tmp_path / name)
+        assert (error.value.hint or "") == hint
+
+
 def test_pictures_whose_classes_can_be_two_things_are_refused_with_both(tmp_path: Path) -> None:
     for city in ("bonn", "lyon"):
         pictures(tmp_path / "photos" / city, {"cat": 2, "dog": 2})
