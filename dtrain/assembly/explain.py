@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 
 from dtrain.assembly.assemble import prepared
 from dtrain.assembly.frozen import frozen_models
 from dtrain.core.types import JsonObject
 from dtrain.models.nn.param import Param, count, paths
 from dtrain.parallel.mesh import mesh_sizes, mesh_text
-from dtrain.parallel.rules import Layout, with_default_dims
+from dtrain.parallel.rules import Layout, dtypes_of, with_default_dims
 from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.sizes import with_sizes
 
@@ -53,7 +52,8 @@ class Explanation:
         yield f"mesh {mesh_text(mesh_sizes(self.layout.sizes))} on {self.devices} devices, engine {recipe.engine.kind}"
         width = max(len(part.name) for part in self.parameters)
         yield from (part.text(width) for part in self.parameters)
-        yield f"  total {size_text(total)} of parameters per device, in {recipe.precision.params}"
+        kept = dtypes_of(self.layout.declared, recipe.precision.params)
+        yield f"  total {size_text(total)} of parameters per device, in {kept}"
         replicated = [part for part in self.parameters if not part.split]
         if replicated and self.devices > 1:
             size = size_text(sum(part.bytes for part in replicated))
@@ -80,17 +80,17 @@ def explain(recipe: Recipe, devices: int) -> Explanation:
     model = recipe.minimised.wrap(model, recipe.lora, frozen_models(recipe))
     layout = Layout(sizes, recipe.mesh.table(), with_default_dims(model.params(), sizes))
     layout.check()
-    width = jnp.dtype(recipe.precision.params).itemsize
+    dtype = recipe.precision.params
     leaves = zip(jax.tree.leaves(paths(layout.declared)), jax.tree.leaves(layout.declared), strict=True)
-    return Explanation(recipe, layout, devices, tuple(_placed(layout, name, p, width, devices) for name, p in leaves))
+    return Explanation(recipe, layout, devices, tuple(_placed(layout, name, p, dtype, devices) for name, p in leaves))
 
 
-def _placed(layout: Layout, name: str, param: Param, width: int, devices: int) -> Placed:
+def _placed(layout: Layout, name: str, param: Param, dtype: str, devices: int) -> Placed:
     split = {dim: " and ".join(layout.axes(dim)) for dim in param.names if layout.axes(dim)}
     parts = 1
     for dim in split:
         parts *= layout.parts(dim)
-    size = param.size * width
+    size = param.bytes(dtype)
     return Placed(
         name, param.shape, param.names, split=split, copies=devices // parts, bytes=size, bytes_per_device=size // parts
     )

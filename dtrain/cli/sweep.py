@@ -95,7 +95,7 @@ def sweep(
             rows = [dict(trial.values) | {"name": trial.name} | values.get(trial.name, {}) for trial in ranked]
             typer.echo(json.dumps(rows, indent=2))
         else:
-            print_table([_row(trial, found.get(trial.name), codes[trial.name]) for trial in ranked])
+            print_table([_row(trial, found.get(trial.name), codes[trial.name]) for trial in ranked], spare=("best",))
         _picture(plan, ranked, found, folder)
         failed = [(name, code) for name, code in codes.items() if code not in RESULTS]
         if failed:
@@ -176,6 +176,7 @@ def _row(trial: "Trial", summary: "Summary | None", code: int) -> dict[str, str]
     values = summary.values if summary else {}
     return dict(trial.values) | {
         "result": summary.result if summary else "",
+        "best": summary.best if summary else "",
         "state": values.get("state", f"exit code {code}"),
         "step": f"{values['step']:,}" if values else "",
         "time": duration(values["wall"]) if values else "",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -183,13 +182,13 @@ class Layout:
         if problems:
             raise RecipeError(problems)
 
-    def replicated(self) -> list[tuple[str, int]]:
-        """(path, number of values) of the parameters that are replicated on a mesh that could split them."""
+    def replicated(self) -> list[tuple[str, Param]]:
+        """Path and declaration of the parameters that are replicated on a mesh that could split them."""
         if all(self.sizes[axis] == 1 for axis in AXES if axis != DATA):
             return []
         names, leaves = jax.tree.leaves(paths(self.declared)), jax.tree.leaves(self.declared)
         return [
-            (name, param.size)
+            (name, param)
             for name, param in zip(names, leaves, strict=True)
             if not any(self.axes(dim) for dim in param.names)
         ]
@@ -235,5 +234,10 @@ def split_axes(spec: PartitionSpec) -> tuple[str, ...]:
 
 
 def bytes_of(declared: Tree, dtype: str) -> int:
-    """Bytes of all parameters in that dtype, padding included."""
-    return sum(param.size * jnp.dtype(param.dtype or dtype).itemsize for param in jax.tree.leaves(declared))
+    """Bytes of all parameters in that dtype, or their own, padding included."""
+    return sum(param.bytes(dtype) for param in jax.tree.leaves(declared))
+
+
+def dtypes_of(declared: Tree, dtype: str) -> str:
+    """The dtypes in which parameters are kept, as text; `dtype` is that of those without one of their own."""
+    return " and ".join(sorted({param.kept_in(dtype) for param in jax.tree.leaves(declared)}))

@@ -55,6 +55,13 @@ class Summary:
         name, _ = self.main_metric
         return shown(name, self.values["last"][name], self.declared) if name else ""
 
+    @property
+    def best(self) -> str:
+        """The best value of the main metric and its step; empty if it is not known."""
+        name, _ = self.main_metric
+        best = self.values["best"].get(name)
+        return f"{shown(name, best['value'], self.declared)} at {best['step']}" if best else ""
+
     def by(self, metric: str) -> "Summary":
         """The same, with another main metric: eval/loss, or loss. RecipeError if the run has none of this name."""
         found = next((name for name in (metric, f"eval/{metric}") if name in self.values["last"]), "")

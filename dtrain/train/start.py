@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import jax
-import numpy as np
 
 from dtrain.assembly import trace_checks
 from dtrain.assembly.assemble import Assembly, assemble
@@ -31,7 +30,7 @@ from dtrain.parallel.devices import are_fake, await_compiled
 from dtrain.parallel.engine import Traced
 from dtrain.parallel.mesh import PIPELINE, mesh_sizes, mesh_text
 from dtrain.parallel.pipeline import bubble_text
-from dtrain.parallel.rules import bytes_of
+from dtrain.parallel.rules import bytes_of, dtypes_of
 from dtrain.recipe.recipe import Recipe, watched
 from dtrain.track.text import epochs_text
 from dtrain.train import provenance
@@ -247,7 +246,8 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     where = f"{len(devices)} x {platform}" + (f" in {processes} processes" if processes > 1 else "")
     yield f"{recipe.name}  on {where}  mesh {mesh_text(mesh_sizes(layout.sizes))}  engine {recipe.engine.kind}"
     size = bytes_of(layout.declared, recipe.precision.params) / 2**20
-    numbers = f"{count(layout.declared):,} parameters, {size:.1f} MiB in {recipe.precision.params}"
+    kept = dtypes_of(layout.declared, recipe.precision.params)
+    numbers = f"{count(layout.declared):,} parameters, {size:.1f} MiB in {kept}"
     own = count(trained(layout.declared, layout.declared))
     numbers += f", {own:,} of them trained" if own < count(layout.declared) else ""
     yield f"model {recipe.model.kind}: {numbers}"
@@ -264,7 +264,7 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
         yield bubble_text(stages, recipe.accumulate)
     replicated = layout.replicated()
     if replicated:
-        size = sum(values for _, values in replicated) * np.dtype(recipe.precision.params).itemsize
+        size = sum(param.bytes(recipe.precision.params) for _, param in replicated)
         more = f" and {len(replicated) - 3} more" if len(replicated) > 3 else ""
         names = ", ".join(name for name, _ in replicated[:3]) + more
         yield f"replicated, as no mesh rule applies: {names}; {size:,} bytes on every device"

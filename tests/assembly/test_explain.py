@@ -7,7 +7,9 @@ from pathlib import Path
 import jax
 import pytest
 
+from dtrain.assembly.assemble import assemble
 from dtrain.assembly.explain import explain
+from dtrain.models.nn.param import paths
 from dtrain.recipe.load import load
 from tests.conftest import Dtrain
 
@@ -30,6 +32,19 @@ def test_its_parts_are_those_that_jax_makes() -> None:
         for extent in local:
             size *= extent
         assert part.bytes_per_device == size, part.name
+
+
+def test_frozen_parameters_count_in_the_dtype_in_which_they_are_kept() -> None:
+    adapters = ["init={run: runs/base}", "lora={rank: 2, targets: [blocks.query], dtype: bfloat16}", "mesh={fsdp: 4}"]
+    recipe = load(RECIPES / "decoder-tiny.yaml", adapters, 4)
+    found = explain(recipe, 4)
+    shapes = assemble(recipe, jax.devices()[:4], recipe.data.example(), 1).shapes.params
+    made = dict(zip(jax.tree.leaves(paths(shapes)), jax.tree.leaves(shapes), strict=True))
+    assert {part.name: part.bytes for part in found.parameters} == {
+        name: leaf.size * leaf.dtype.itemsize for name, leaf in made.items()
+    }
+    assert {leaf.dtype.name for leaf in made.values()} == {"bfloat16", "float32"}
+    assert any(line.endswith("per device, in bfloat16 and float32") for line in found.lines())
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_one_axis_for_two_dims_is_refused() -> None:
 
 def test_replicated_parameters_are_listed() -> None:
     declared = {"w": weight((8, 8), "embed hidden", "embed"), "head": {"b": bias((10,), "classes")}}
-    assert layout(declared).replicated() == [("head.b", 10)]
+    assert [(name, param.size) for name, param in layout(declared).replicated()] == [("head.b", 10)]
     assert Layout(ONE | {"data": 8}, Mesh().table(), declared).replicated() == []
 
 

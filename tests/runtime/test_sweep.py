@@ -130,11 +130,15 @@ def test_equal_data_is_inspected_once_for_the_recipes_of_a_sweep(monkeypatch: py
 
 @pytest.mark.slow
 def test_a_sweep_ranks_its_runs_and_resumes(dtrain: Dtrain, tmp_path: Path) -> None:
-    words = ("sweep", "mlp-digits", "optimizer.lr=1e-4,1e-2", *SHORT, "--name", "two", "--jobs", "2")
+    often = [word.replace("evaluate.every=0", "evaluate.every=20") for word in SHORT]
+    words = ("sweep", "mlp-digits", "optimizer.lr=1e-4,1e-2", *often, "--name", "two", "--jobs", "2")
     done = dtrain(*words, seconds=250)
     assert "lr-1e-4 starts; what it prints: runs/two/lr-1e-4.out" in done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[0] for row in rows] == ["optimizer.lr", "1e-2", "1e-4"]  # the better one first
+    for name, line in zip(("lr-1e-2", "lr-1e-4"), done.stdout.splitlines()[1:], strict=True):
+        best = json.loads(dtrain("report", f"two/{name}", "--json").stdout)["best"]["eval/accuracy"]
+        assert f"{best['value']:.2%} at {best['step']}" in line
     assert (tmp_path / "runs" / "two" / "sweep.png").stat().st_size > 10_000
     before = Folder(tmp_path / "runs" / "two" / "lr-1e-2").read_record()
     again = json.loads(dtrain(*words, "--json", seconds=250).stdout)

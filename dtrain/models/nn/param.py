@@ -82,6 +82,14 @@ class Param:
         """Number of values."""
         return math.prod(self.shape)
 
+    def kept_in(self, dtype: str) -> str:
+        """The dtype in which it is kept, where those without one of their own are in `dtype`."""
+        return self.dtype or dtype
+
+    def bytes(self, dtype: str) -> int:
+        """Bytes of all its values, kept in that dtype if it has none of its own."""
+        return self.size * jnp.dtype(self.kept_in(dtype)).itemsize
+
 
 def paths(tree: Tree) -> Tree:
     """The same tree with each leaf replaced by its dotted path."""
@@ -117,7 +125,7 @@ def initial(tree: Tree, key: jax.Array, dtype: str) -> Tree:
             hint = "keep integers and constants in fields of the model, not in parameters"
             raise RecipeError(f"parameter {name} is declared as float{list(shape)}; {returned}", hint)
         padding = [(0, whole - part) for whole, part in zip(param.shape, shape)]
-        return (jnp.pad(array, padding) if padding else array).astype(param.dtype or dtype)  # jnp.pad refuses scalars
+        return (jnp.pad(array, padding) if padding else array).astype(param.kept_in(dtype))  # jnp.pad refuses scalars
 
     return jax.tree.map(value, paths(tree), tree)
 
