@@ -93,6 +93,8 @@ class Chip:
     `dtrain plan` accepts."""
     wraparound: int = 4
     """A side of the torus has wraparound links if its length is a multiple of this: see `closed`."""
+    sparse_offload: bool = False
+    """Whether XLA can run collectives on its SparseCores."""
     gpu: Gpu | None = None
     cloud: Cloud | None = None
 
@@ -153,21 +155,21 @@ CHIPS = (
     ),
     Chip(
         name="v5p", flops=459e12, hbm=95e9, room=95.74 * GIB, bandwidth=2765e9, kinds=("TPU v5", "TPU v5p"),
-        platform="tpu", price=4.20,
+        platform="tpu", sparse_offload=True, price=4.20,
         link_bandwidth=90e9, network_bandwidth=6.25e9, dims=3, units_per_chip=2, max_chips=6144,
         cloud=Cloud(label="tpu-v5p-slice", machine="ct5p-hightpu-4t",
                     accelerator="v5p", runtime="v2-alpha-tpuv5"),
     ),
     Chip(
         name="v6e", flops=918e12, hbm=32e9, room=31.25 * GIB, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e"),
-        platform="tpu", product=0.63, price=2.70,
+        platform="tpu", sparse_offload=True, product=0.63, price=2.70,
         link_bandwidth=90e9, network_bandwidth=12.5e9, aliases=("trillium",), dims=2, max_chips=256, wraparound=16,
         cloud=Cloud(label="tpu-v6e-slice", machine="ct6e-standard-4t",
                     accelerator="v6e", runtime="v2-alpha-tpuv6e"),
     ),
     Chip(
         name="tpu7x", flops=2307e12, hbm=192e9, room=94.75 * GIB, bandwidth=7380e9, kinds=("TPU7x",),
-        platform="tpu", devices=2,
+        platform="tpu", sparse_offload=True, devices=2,
         product=0.74, price=12.00, aliases=("ironwood", "v7x"),
         link_bandwidth=100e9, network_bandwidth=12.5e9, dims=3, units_per_chip=2, max_chips=9216,
         cloud=Cloud(label="tpu7x", machine="tpu7x-standard-4t"),

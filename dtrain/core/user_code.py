@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import sysconfig
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from dtrain.core import extras
 from dtrain.core.errors import DtrainError, FieldError, RecipeError
@@ -67,12 +70,34 @@ def build_target(section: str, target: str, args: Mapping[str, object], folder: 
         hint = "put the module into the folder of the recipe or the working folder, or install its package"
         raise RecipeError(f"{where} cannot be imported: no module named {module!r}", hint)
     with user_errors(where):
-        found = getattr(importlib.import_module(module), name, None)
-        if found is None:
-            near = get_close_matches(name.lower(), names := {one.lower(): one for one in vars(sys.modules[module])}, 1)
-            hint = f"did you mean {module}:{names[near[0]]}?" if near else "name a class or function of the module"
-            raise RecipeError(f"{where}: module {module!r} has no attribute {name!r}", hint)
+        found = named_in(importlib.import_module(module), name, where)
+        _refuse_unknown(where, found, args)
         return found(**args)
+
+
+def named_in(module: ModuleType, name: str, where: str) -> Any:
+    """What a module has of that name. RecipeError, with the nearest name, if it has none."""
+    found = getattr(module, name, None)
+    if found is None:
+        names = {one.lower(): one for one in vars(module)}
+        near = get_close_matches(name.lower(), names, 1)
+        hint = f"did you mean {module.__name__}:{names[near[0]]}?" if near else "name a class or function of the module"
+        raise RecipeError(f"{where}: module {module.__name__!r} has no attribute {name!r}", hint)
+    return found
+
+
+def _refuse_unknown(where: str, called: Any, args: Iterable[str]) -> None:
+    """RecipeError for an argument that the class or function does not have, with the nearest that it has."""
+    try:
+        has = inspect.signature(called).parameters
+    except (TypeError, ValueError):  # some of C have no signature
+        return
+    unknown = next((name for name in args if name not in has), None)
+    if unknown is None or any(one.kind is one.VAR_KEYWORD for one in has.values()):
+        return
+    near = get_close_matches(unknown, has, 1)
+    hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(has) or 'no arguments'}"
+    raise RecipeError(f"{where}: unexpected keyword argument {unknown!r}", hint)
 
 
 def _refuse_modules_of_others(where: str, places: list[Path]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import jax
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.user_code import UserTarget, build_target, user_errors
+from dtrain.core.user_code import UserTarget, build_target, named_in, user_errors
 from dtrain.models.nn.param import Param, Tree
 from dtrain.optim.moments import APART
 from dtrain.optim.shared import Shared
@@ -68,8 +68,8 @@ class CustomOptimizer(UserTarget, Shared):
         if self.user_code:
             return build_target("optimizer", self.target, arguments, self.folder)
         try:
-            function = getattr(import_module(self._module), self._name)
-        except (ImportError, AttributeError) as error:
+            function = named_in(import_module(self._module), self._name, where)
+        except ImportError as error:
             raise RecipeError(f"{where}: {error}") from error
         off = {DECAY: 0.0} if _decays(function) else {}
         with user_errors(where):

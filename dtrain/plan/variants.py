@@ -27,6 +27,14 @@ OVERLAP = {
 KERNELS = OVERLAP | {"xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call": True}
 """Compiler options that overlap collectives with matrix products and with kernels, such as the products of experts."""
 
+SPARSE = KERNELS | {
+    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
+    "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": True,
+}
+"""The same, with collectives on the SparseCores, where reduce-scatters run beside the step; Google's recipes for v5p
+and later have these options."""
+
 WHOLE_GATHERS = {"xla_tpu_enable_windowed_einsum_for_all_gather": False}
 """Compiler option for windowed products in the sums of gradients only: parameters are gathered as a whole."""
 
@@ -37,6 +45,7 @@ WAYS: tuple[tuple[str, type[Jit] | type[ShardMap], Mapping[str, Any]], ...] = (
     ("collectives overlapped", ShardMap, OVERLAP),
     ("collectives overlapped", Jit, OVERLAP),
     ("collectives overlapped with kernels", ShardMap, KERNELS),
+    ("collectives on the SparseCores", ShardMap, SPARSE),
     ("windowed products in gradients only", Jit, WHOLE_GATHERS),
     ("no windowed products", Jit, WHOLE_PRODUCTS),
     ("no windowed products, collectives overlapped", Jit, OVERLAP | WHOLE_PRODUCTS),
@@ -126,7 +135,8 @@ def engine_variants(candidate: Candidate, base: Recipe, on: Target) -> Iterator[
     for _, engine, options in WAYS:
         changed_engine = engine(xla={**recipe.engine.xla, **options})
         changed = dataclasses.replace(recipe, engine=changed_engine)
-        if (options and on.platform != "tpu") or changed == recipe or problems_of(changed, None):
+        unfit = (options and on.platform != "tpu") or (options is SPARSE and not (on.chip and on.chip.sparse_offload))
+        if unfit or changed == recipe or problems_of(changed, None):
             continue
         section = {"kind": changed_engine.kind} | ({"xla": changed_engine.xla} if changed_engine.xla else {})
         rest = {key: value for key, value in candidate.changes.items() if key != "engine"}

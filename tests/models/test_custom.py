@@ -234,7 +234,7 @@ def test_a_trace_that_is_not_pure_is_reported(dtrain: Dtrain) -> None:
     [
         ("model.target=nowhere:Net", "nowhere:Net cannot be imported: no module named 'nowhere'"),
         ("model.target=my_net:Nett", "has no attribute 'Nett'"),
-        ("model.args={klasses: 10}", "unexpected keyword argument 'klasses'"),
+        ("model.args={klasses: 10}", "unexpected keyword argument 'klasses'\nhint: did you mean classes?"),
         ("model.target=my_net:Half", "lacks loss"),
         ("model.target=my_net", "is not of the form package.module:name"),
     ],

@@ -1,6 +1,7 @@
 """The step compiled for absent TPUs, by libtpu alone; tests/plan compiles published shapes."""
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from dtrain.assembly.assemble import assemble
 from dtrain.assembly.state import placement
+from dtrain.plan.variants import KERNELS, SPARSE
 from dtrain.recipe.load import load
 
 pytestmark = [
@@ -94,6 +96,15 @@ def test_every_axis_compiles(tmp_path: Path, axis: str, topology: str, engine: s
     model = MIXED if axis == "expert" else SMALL
     text = compiled(tmp_path, topology, f"mesh={AXES[axis]}", f"engine={engine}", "accumulate=4", model=model).as_text()
     assert ("tpu_custom_call" in text) == (engine != "pmap")  # splash; pmap has no kernels for attention
+
+
+@pytest.mark.nightly
+def test_reduce_scatters_run_on_the_sparse_cores(tmp_path: Path) -> None:
+    """The compiler of every chip that has them takes the options; elsewhere no collective is there."""
+    for topology, options in (("v5p:2x2x2", KERNELS), ("v5p:2x2x2", SPARSE), ("v6e:2x4", SPARSE)):
+        engine = f"engine={{kind: shard_map, xla: {json.dumps(options)}}}"
+        text = compiled(tmp_path, topology, "mesh={fsdp: 8}", engine, model=SMALL).as_text()
+        assert ('async_execution_thread="sparsecore"' in text) == (options is SPARSE), topology
 
 
 @pytest.mark.nightly

@@ -113,6 +113,14 @@ def test_five_tries_find_the_best_of_the_space(compiled: Compiled, tmp_path: Pat
     assert len(attempts) == len({str(one) for one in attempts}) == 5
 
 
+@pytest.mark.parametrize(("on", "has"), [("v5p-8", True), ("v6e-4", True), ("tpu7x-8", True), ("v5e-4", False)])
+def test_collectives_go_to_sparse_cores_where_a_chip_has_them(tmp_path: Path, on: str, has: bool) -> None:
+    base = recipe(tmp_path, "llama3.2-1b", 2048, 16)
+    ways = [one.text for one in engine_variants(Candidate(base, {}), base, target(on))]
+    assert len(ways) >= 6
+    assert ("shard_map, collectives on the SparseCores" in ways) == has
+
+
 @pytest.mark.slow
 def test_meshes_and_remat_come_before_compiler_options(compiled: Compiled) -> None:
     """The given recipe, another remat policy, another mesh; then options for the fastest of these."""
