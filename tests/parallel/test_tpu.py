@@ -70,7 +70,7 @@ def compiled(
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     example = recipe.data.example()
     assert example is not None
-    return assemble(recipe, devices, example, 100).train().lower().compile()
+    return recipe.engine.compile(assemble(recipe, devices, example, 100).train(), "tpu")
 
 
 @pytest.mark.parametrize(
