@@ -10,11 +10,11 @@ from dtrain.assembly.assemble import with_sums
 from dtrain.core.chips import CHIPS, PER_HOST, Chip
 from dtrain.core.errors import RecipeError
 from dtrain.core.slices import Target, target
-from dtrain.plan.capacity import StateSize, family, fit_to_slice, state, with_tensor
+from dtrain.plan.capacity import StateSize, family, fit_to_slice, room, state, with_tensor
 from dtrain.plan.plan import Plan
 from dtrain.plan.rates import Rates, Reliability
 from dtrain.plan.report import Interval, any_interval, interval
-from dtrain.plan.variants import Candidate, engine_variants, meshes
+from dtrain.plan.variants import Candidate, engine_variants, meshes, remat_variants
 from dtrain.plan.workers import PlanJob
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
@@ -49,8 +49,8 @@ class Bill:
     plan: Plan
     steps: int
     rates: Rates
-    mesh: Mapping[str, object]
-    """The settings of the mesh that are not the recipe's own."""
+    changes: Mapping[str, Mapping[str, object]]
+    """The settings of the sections `mesh` and `model` that are not the recipe's own."""
 
     @property
     def name(self) -> str:
@@ -219,24 +219,46 @@ class _TooLarge(RecipeError):
 
 
 def _bill(recipe: Recipe, on: Target, wanted: Wanted, rates: Rates, say: Say) -> Bill:
-    """The bill on one target, with the first mesh that fits: the recipe's own, all devices on fsdp, fsdp x tensor.
+    """The bill on one target, with the first mesh that fits: the recipe's own, all devices on fsdp, fsdp x tensor; else
+    with the first of them and what a layer saves for the backward pass changed.
 
     _TooLarge if none does."""
     say(f"planning {on.name}")
     candidates = itertools.chain(fit_to_slice(recipe, on), with_tensor(recipe, on))
     reason = f"a batch of {recipe.batch:,} does not split over the {on.devices:,} devices of {on.name}"
     needed: StateSize | None = None
+    first: Candidate | None = None
     for candidate in (one for one in candidates if "batch" not in one.changes):
         plan = PlanJob(candidate.recipe, on, quick=True).make()
         if not isinstance(plan, Plan):
             reason = plan.message
         elif plan.timing and plan.fits:
-            own, chosen = vars(recipe.mesh), vars(candidate.recipe.mesh)
-            changed = {key: value for key, value in chosen.items() if value != own[key]}
-            return Bill(plan, _steps(plan, wanted), rates, changed)
+            return Bill(plan, _steps(plan, wanted), rates, _changes(recipe, candidate))
         else:
             reason, needed = f"does not fit on {on.name}", state(plan.memory, on)
+            first = first or candidate
+    if first and needed and needed.total <= on.devices * room(on):
+        say(f"planning {on.name} with other remat policies")
+        if found := _with_other_remat(first, on):
+            candidate, plan = found
+            return Bill(plan, _steps(plan, wanted), rates, _changes(recipe, candidate))
     raise _TooLarge(reason, needed)
+
+
+def _changes(recipe: Recipe, candidate: Candidate) -> dict[str, Mapping[str, object]]:
+    own, chosen = vars(recipe.mesh), vars(candidate.recipe.mesh)
+    mesh = {key: value for key, value in chosen.items() if value != own[key]}
+    sections: dict[str, Mapping[str, object]] = {"mesh": mesh, "model": candidate.changes.get("model", {})}
+    return {name: values for name, values in sections.items() if values}
+
+
+def _with_other_remat(candidate: Candidate, on: Target) -> tuple[Candidate, Plan] | None:
+    """The fastest that fits with one setting changed of what a layer saves or how the loss is split; None if none
+    fits."""
+    one = (other for other in remat_variants(candidate, on, ()) if len(other.changes.get("model", {})) == 1)
+    planned = ((other, PlanJob(other.recipe, on, quick=True).make()) for other in one)
+    fitting = [(other, plan) for other, plan in planned if isinstance(plan, Plan) and plan.timing and plan.fits]
+    return min(fitting, key=lambda pair: pair[1].timing.seconds if pair[1].timing else math.inf, default=None)
 
 
 def what_if(bill: Bill, say: Say) -> Iterator[tuple[str, Bill | str]]:

@@ -1,6 +1,7 @@
 """Report of the bills of a training: a table, and how the first of them comes about."""
 
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 
@@ -43,10 +44,10 @@ def _row(bill: Bill, wanted: Wanted, unit: str) -> str:
     good = f"{low:.0%}" if round(low, 2) == round(high, 2) else f"{low:.0%} to {high:.0%}"
     price = _range(bill.dollars, "$") if bill.dollars else "no price"
     days = _times(bill, unit)
-    limits = bill.misses(wanted)
+    notes = [*bill.misses(wanted), *(f"with {override}" for override in _overrides(bill) if override[:5] != "mesh=")]
     return (
         f"{bill.name:<14}{mesh:<24}{ms(plan.timing.seconds):>9}{plan.timing.mfu:>7.1%}{days:>18}{good:>14}"
-        f"{price:>22}{'  ' + ', '.join(limits) if limits else ''}"
+        f"{price:>22}{'  ' + ', '.join(notes) if notes else ''}"
     )
 
 
@@ -100,10 +101,22 @@ def _detail(bill: Bill) -> Iterator[str]:
     width = f", {4 * rate / bill.hosts / 1e6:.3g} MB/s of int32" if plan.timing.tokens else ""
     yield f"  data           {rate:,.0f} {unit}/s, {rate / bill.hosts:,.0f} for each host{width}"
     yield "  not counted    evaluation, copying data to the hosts, waiting for machines, traffic between regions"
-    settings = str(dict(bill.mesh)).replace("'", "")  # names and numbers alone: as YAML has them
-    mesh = f" mesh='{settings}'" if bill.mesh else ""
+    changes = "".join(f" {override}" for override in _overrides(bill))
     slices = f" --slices {on.slices}" if on.slices > 1 else ""
-    yield f"next: dtrain plan RECIPE --on {on.name}{slices} steps={bill.steps}{mesh}   (compiles the step)"
+    yield f"next: dtrain plan RECIPE --on {on.name}{slices} steps={bill.steps}{changes}   (compiles the step)"
+
+
+def _overrides(bill: Bill) -> list[str]:
+    """What the bill changes of its recipe, as words of a command line."""
+    model = bill.changes.get("model", {})
+    texts = {f"model.{name}": str(_listed(value)).replace("'", "") for name, value in model.items()}
+    if mesh := bill.changes.get("mesh"):
+        texts["mesh"] = str(dict(mesh)).replace("'", "")  # names and numbers alone: as YAML has them
+    return [f"{key}={shlex.quote(text)}" for key, text in texts.items()]
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def what_if_lines(bill: Bill, others: Iterable[tuple[str, Bill | str]]) -> Iterator[str]:
@@ -134,6 +147,7 @@ def bill_values(bill: Bill, wanted: Wanted) -> JsonObject:
         "slices": plan.target.slices,
         "chips": plan.target.chips,
         "mesh": plan.mesh,
+        "changes": {section: dict(values) for section, values in bill.changes.items()},
         "step_seconds": plan.timing.seconds,
         "step_seconds_range": [bill.step.least, bill.step.most],
         "mfu": plan.timing.mfu,

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,22 @@ def test_a_run_records_the_plan_of_its_step_for_the_report(dtrain: Dtrain, tmp_p
     record = json.loads((tmp_path / "runs" / "a" / "run.json").read_text())
     assert record["planned"] == {"target": "v5e-1", "tier": "quick", "step_s": 1e-4, "dollars_hour": 1.2}
     assert "spent at $1.20 an hour, $0.00 planned for the steps (v5e-1, quick): " in dtrain("report", "a").stdout
+
+
+@pytest.mark.slow
+def test_another_remat_policy_is_taken_where_that_of_the_recipe_does_not_fit() -> None:
+    recipe = load(find("llama3-8b-pretrain-v5p-128"), ["model.remat=none", "engine=jit", "batch=512"])
+    [bill], failed = bills(recipe, [target("v5p-128")], 1, Wanted(tokens=1e12), Rates(), **QUIET)
+    assert not failed
+    assert bill.plan.fits
+    assert bill.changes.keys() == {"model"}
+    remat = bill.changes["model"]["remat"]
+    assert remat == bill.plan.recipe.model.remat  # pyright: ignore[reportAttributeAccessIssue]
+    shown = list(bill_lines([bill], [], Wanted(tokens=1e12)))
+    (word,) = re.findall(r"(model\.remat=[^ ].*?)   \(", "\n".join(shown))
+    assert f"with {word}" in shown[1]
+    (override,) = shlex.split(word)
+    assert load(find("llama3-8b-pretrain-v5p-128"), [override]).model == bill.plan.recipe.model
 
 
 @pytest.mark.slow
