@@ -111,6 +111,7 @@ def _measured(
     from dataclasses import replace
 
     from dtrain.core.errors import RecipeError
+    from dtrain.data.packed_rows import unused_lines
     from dtrain.data.questions import read_questions
     from dtrain.inference.evaluate import Evaluated, lacks_base
     from dtrain.inference.evaluate import evaluate as measure
@@ -133,6 +134,8 @@ def _measured(
         return result, []
     texts = TextGenerator(generator_of(replace(loaded, recipe=replace(loaded.recipe, data=data))))
     scores = scored(texts, read, tokens)
+    for line in unused_lines(texts.account):
+        _note(f"questions: {line}")
     return replace(result, metrics=result.metrics | scores.metrics), scores.samples
 
 

@@ -78,10 +78,10 @@ class PromptReader:
         if form is None:
             raise DataError(f"{where}: has no prompt; it has {', '.join(map(repr, values)) or 'none'}", HINT)
         asked = messages_as_json(usual[form[0]])
-        answer = {} if usual.get(form[-1]) is not None else {form[-1]: "" if isinstance(asked, str) else []}
+        missing = {} if usual.get(form[-1]) is not None else {form[-1]: "" if isinstance(asked, str) else []}
         ignore = (*self.ignore, *LEARNING)
         read = conversation(
-            (where, values | answer), fields, ignore=ignore, roles=self.roles, calls=self.calls, answered=False
+            (where, values | missing), fields, ignore=ignore, roles=self.roles, calls=self.calls, answered=False
         )
         self.account.add(IGNORED, [name for name in read.ignored if name not in LEARNING])
         self.account.add(UNKNOWN, read.unknown)
@@ -89,7 +89,8 @@ class PromptReader:
             return Prompt(where, text=asked)
         messages, expected = read.messages, None
         if messages and messages[-1]["role"] == ASSISTANT:
-            messages, expected = messages[:-1], messages[-1]["content"]
+            messages, answer = messages[:-1], messages[-1]
+            expected = answer["content"] or answer.get("tool_calls")
         if not messages:
             raise DataError(f"{where}: has no message to answer", HINT)
         return Prompt(where, messages=messages, context=read.context, expected=expected)
