@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dtrain.core.counts import counted
+from dtrain.core.counts import counted, hours_text
 from dtrain.core.printable import printable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _price(plan: "LaunchPlan") -> str:
     if plan.hours is None:
         return f"{price}, no time limit" if price else ""
     most = f", about {plan.hours * plan.dollars_hour:,.2f} dollars" if plan.dollars_hour is not None else ""
-    return f"{price}, at most {plan.hours:g} hours of `dtrain run`{most}"
+    return f"{price}, at most {hours_text(plan.hours)} of `dtrain run`{most}"
 
 
 def start_lines(target: "LaunchTarget", job: "LaunchJob") -> list[str]:

@@ -6,6 +6,11 @@ def counted(count: int, one: str, several: str = "") -> str:
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
+def hours_text(hours: float) -> str:
+    """ "1 hour", "1.5 hours"."""
+    return f"{hours:g} hour{'' if hours == 1 else 's'}"
+
+
 def figures(value: float) -> str:
     """Four digits, and all of larger numbers: 0.01234, 20,526."""
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 
+from dtrain.core.counts import hours_text
 from dtrain.core.errors import DtrainError, EnvironmentFault, Exhausted, Stopped, StopRequested, cause
 from dtrain.core.files import overwrite, read_json
 from dtrain.core.lease import in_use
@@ -160,7 +161,7 @@ class RunControl:
     def error(self, request: Request, step: int | None = None) -> StopRequested:
         """The error that ends the run on this request: after `step` was saved, or if None before the first step."""
         if request is Request.HOURS:
-            limit = f"the time limit of {self.limits.hours:g} hours is reached"
+            limit = f"the time limit of {hours_text(self.limits.hours or 0)} is reached"
             message = limit if step is None else f"{limit}; saved at step {step}"
             return StopRequested(
                 message, "to continue, raise --hours or launch.hours in the recipe and run the same command again"
@@ -208,7 +209,7 @@ class RunControl:
                 last_note = now
                 self._note_time()
             if self._spent and self.limits.hours is not None:
-                name = f"its time limit of {self.limits.hours:g} hours"
+                name = f"its time limit of {hours_text(self.limits.hours)}"
                 self._spent(self._seconds() / (3600 * self.limits.hours), name)
 
     def _pause(self) -> float:

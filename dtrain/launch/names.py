@@ -17,7 +17,7 @@ LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 Host = Annotated[
     str,
     _like(rf"(?:[a-z_][a-z0-9_-]{{0,31}}@)?{LABEL}(?:\.{LABEL}){{0,8}}"),
-    Sentence("a host: a name or an IPv4 address, optionally with user@ before it, as ada@tpu-0"),
+    Sentence("a host: a name or an IPv4 address, optionally with user@ before it, as ada@tpu-0; ports: ~/.ssh/config"),
 ]
 """A machine, as user@name or an IPv4 address. It never begins with '-', which ssh would read as an option."""
 Variable = Annotated[

@@ -9,7 +9,7 @@ from glob import glob
 from pathlib import Path
 
 from dtrain.core.counts import counted
-from dtrain.core.errors import DataError, FieldError, RecipeError
+from dtrain.core.errors import DataError, DtrainError, FieldError, RecipeError
 from dtrain.core.extras import installed
 from dtrain.core.limited import OverLimit, limited
 from dtrain.core.process_info import process_info
@@ -21,7 +21,7 @@ from dtrain.data.paths import is_remote
 from dtrain.data.questions import read_questions
 from dtrain.data.source import Data
 from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_problem
-from dtrain.recipe.load import Draft, draft
+from dtrain.recipe.load import Draft, draft, load
 from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.sizes import sized_model
@@ -246,8 +246,19 @@ def _init(found: CheckReport) -> None:
         found.not_checked.append(f"which parameters{' and sizes' * (place != 'init')} {origin.text} has")
         if origin.run and not (Path(origin.run) / "recipe.yaml").exists():
             found.warnings.append(f"{place}.run: {origin.run} is no run folder on this machine{REFUSED}")
+        elif origin.run and _has_adapters(Path(origin.run)):
+            whole = f"dtrain export {origin.run} {Path(origin.run).name}-whole"
+            found.warnings.append(f"{place}.run: {origin.run} has adapters alone (lora){REFUSED}; join them: {whole}")
         if origin.weights and not Path(origin.weights).exists():
             found.warnings.append(f"{place}.weights: {origin.weights} does not exist on this machine{REFUSED}")
+
+
+def _has_adapters(folder: Path) -> bool:
+    """Whether a run trains adapters, which are no whole model; false for a recipe that cannot be read."""
+    try:
+        return load(folder / "recipe.yaml").lora is not None
+    except DtrainError:
+        return False
 
 
 def _devices(found: CheckReport, devices: int | None) -> None:

@@ -98,6 +98,17 @@ def test_the_last_line_names_what_was_not_checked() -> None:
     assert "the devices (the mesh needs 1 device or a multiple)" in found(GOOD, "launch=local").verdict()
 
 
+def test_a_run_of_adapters_is_no_start_and_the_command_that_joins_them_is_named(tmp_path: Path) -> None:
+    adapters = "lora: {rank: 2, targets: [layer0.weight]}\ninit: {run: base}\n"
+    for name, lora in (("whole", ""), ("adapters", adapters)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, GOOD + lora)
+    assert not found(GOOD, "init.run=whole").warnings
+    (warning,) = found(GOOD, "init.run=adapters").warnings
+    assert "init.run: adapters has adapters alone (lora), so `run` would refuse it here" in warning
+    assert "dtrain export adapters adapters-whole" in warning
+
+
 def test_a_mesh_that_needs_more_devices_is_named() -> None:
     examined = found(GOOD, "mesh.fsdp=4")
     (warning,) = examined.warnings
