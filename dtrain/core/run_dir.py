@@ -77,7 +77,9 @@ RECOMPUTED = "recomputed_s"
 STEP_PARTS = ("dispatch", "device", "host", "step")
 """The keys of `seconds` that make up the time of steps, without waiting for data; "step" is the whole in records of
 versions before 0.3."""
-STOPPED_BY_USER = ("SIGINT", "stop requested")
+REQUESTED = "stop requested"
+"""What stopped a run on a request of `launch stop`, or at its time limit."""
+STOPPED_BY_USER = ("SIGINT", REQUESTED)
 """Values of `stopped_by` after which a run waits for its user."""
 
 

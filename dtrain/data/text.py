@@ -59,8 +59,8 @@ class Text(Unaugmented):
     test_files: tuple[str, ...] = ()
     """Files for testing; if set, no part of `files` is held out."""
     random: bool = True
-    """Training rows start at random positions; if false, the text is cut into consecutive rows, each used once per
-    epoch."""
+    """Training rows start at random positions, with replacement; if false, the text is cut into consecutive rows, each
+    used once per epoch."""
     pack: bool = False
     """Treat every file as a document, and let tokens attend only to tokens of the same document."""
     end: str = "<|endoftext|>"

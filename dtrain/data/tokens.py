@@ -38,9 +38,9 @@ class Tokens(Unaugmented):
     """Fraction of each file, at its end, that is held out for testing."""
     test_files: tuple[str, ...] = ()
     """Files for testing; if set, no part of `files` is held out."""
-    random: bool = True
-    """Training rows start at random positions; if false, the files are cut into consecutive rows, each used once per
-    epoch."""
+    random: bool = False
+    """The files are cut into consecutive rows, each used once per epoch, in a random order; if true, training rows
+    start at random positions, with replacement: in as many rows as an epoch has, 37% of the tokens never occur."""
     separator: Natural | None = None
     """The token that ends a document; if set, tokens attend only to tokens of the same document."""
     tokenizer: str | None = None

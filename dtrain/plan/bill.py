@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dtrain.assembly.assemble import with_sums
 from dtrain.core.chips import CHIPS, PER_HOST, Chip
@@ -49,8 +50,8 @@ class Bill:
     plan: Plan
     steps: int
     rates: Rates
-    changes: Mapping[str, Mapping[str, object]]
-    """The settings of the sections `mesh` and `model` that are not the recipe's own."""
+    changes: Mapping[str, Any]
+    """The keys of `mesh`, `model` and `accumulate` that are not the recipe's own, as a plain tree."""
 
     @property
     def name(self) -> str:
@@ -220,7 +221,7 @@ class _TooLarge(RecipeError):
 
 def _bill(recipe: Recipe, on: Target, wanted: Wanted, rates: Rates, say: Say) -> Bill:
     """The bill on one target, with the first mesh that fits: the recipe's own, all devices on fsdp, fsdp x tensor; else
-    with the first of them and what a layer saves for the backward pass changed.
+    with the first of them and another remat policy or more microbatches.
 
     _TooLarge if none does."""
     say(f"planning {on.name}")
@@ -238,24 +239,28 @@ def _bill(recipe: Recipe, on: Target, wanted: Wanted, rates: Rates, say: Say) ->
             reason, needed = f"does not fit on {on.name}", state(plan.memory, on)
             first = first or candidate
     if first and needed and needed.total <= on.devices * room(on):
-        say(f"planning {on.name} with other remat policies")
-        if found := _with_other_remat(first, on):
+        say(f"planning {on.name} with less memory")
+        if found := _with_less_memory(first, on):
             candidate, plan = found
             return Bill(plan, _steps(plan, wanted), rates, _changes(recipe, candidate))
     raise _TooLarge(reason, needed)
 
 
-def _changes(recipe: Recipe, candidate: Candidate) -> dict[str, Mapping[str, object]]:
+def _changes(recipe: Recipe, candidate: Candidate) -> dict[str, Any]:
     own, chosen = vars(recipe.mesh), vars(candidate.recipe.mesh)
     mesh = {key: value for key, value in chosen.items() if value != own[key]}
-    sections: dict[str, Mapping[str, object]] = {"mesh": mesh, "model": candidate.changes.get("model", {})}
-    return {name: values for name, values in sections.items() if values}
+    rest = {name: candidate.changes[name] for name in ("model", "accumulate") if name in candidate.changes}
+    return ({"mesh": mesh} if mesh else {}) | rest
 
 
-def _with_other_remat(candidate: Candidate, on: Target) -> tuple[Candidate, Plan] | None:
-    """The fastest that fits with one setting changed of what a layer saves or how the loss is split; None if none
-    fits."""
-    one = (other for other in remat_variants(candidate, on, ()) if len(other.changes.get("model", {})) == 1)
+def _with_less_memory(candidate: Candidate, on: Target) -> tuple[Candidate, Plan] | None:
+    """The fastest that fits with one setting changed: what a layer saves, how the loss is split, the number of
+    microbatches; None if none fits."""
+    one = (
+        other
+        for other in remat_variants(candidate, on)
+        if len(other.changes.get("model", {})) + ("accumulate" in other.changes) == 1
+    )
     planned = ((other, PlanJob(other.recipe, on, quick=True).make()) for other in one)
     fitting = [(other, plan) for other, plan in planned if isinstance(plan, Plan) and plan.timing and plan.fits]
     return min(fitting, key=lambda pair: pair[1].timing.seconds if pair[1].timing else math.inf, default=None)

@@ -110,6 +110,7 @@ def _overrides(bill: Bill) -> list[str]:
     """What the bill changes of its recipe, as words of a command line."""
     model = bill.changes.get("model", {})
     texts = {f"model.{name}": str(_listed(value)).replace("'", "") for name, value in model.items()}
+    texts |= {key: str(bill.changes[key]) for key in ("accumulate",) if key in bill.changes}
     if mesh := bill.changes.get("mesh"):
         texts["mesh"] = str(dict(mesh)).replace("'", "")  # names and numbers alone: as YAML has them
     return [f"{key}={shlex.quote(text)}" for key, text in texts.items()]
@@ -147,7 +148,7 @@ def bill_values(bill: Bill, wanted: Wanted) -> JsonObject:
         "slices": plan.target.slices,
         "chips": plan.target.chips,
         "mesh": plan.mesh,
-        "changes": {section: dict(values) for section, values in bill.changes.items()},
+        "changes": dict(bill.changes),
         "step_seconds": plan.timing.seconds,
         "step_seconds_range": [bill.step.least, bill.step.most],
         "mfu": plan.timing.mfu,

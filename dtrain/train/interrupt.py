@@ -17,6 +17,7 @@ from dtrain.core import signals
 from dtrain.core.errors import NO_MEMORY, Aborted, DtrainError, EnvironmentFault, Stopped
 from dtrain.core.parent import is_supervised
 from dtrain.core.run_control import Request, RunControl
+from dtrain.core.run_dir import REQUESTED
 
 SAME, SAME_SUPERVISED = 0.3, 2.0
 """Seconds within which a second signal may be the same request, sent twice: `timeout` signals its command, and then the
@@ -62,6 +63,7 @@ class Interrupt:
             if jax.process_count() > 1:
                 request, _ = exchange((request, 0))
             if request:
+                self.noted(REQUESTED)  # the signal by which the processes agreed to stop may be another one's
                 return self.control.error(Request(request), step)
         return Stopped(f"saved at step {step} of {steps}", "run the same command again to resume")
 
@@ -83,7 +85,7 @@ class Interrupt:
     def _request(self) -> None:
         with signals.held():
             if self.control and not self.signal:
-                self._stop("stop requested", self.control.error(self.control.requested))
+                self._stop(REQUESTED, self.control.error(self.control.requested))
 
     def _stop(self, why: str, unstarted: Stopped) -> None:
         """Stop after the current step, or at once with `unstarted` if there is nothing to save."""

@@ -12,6 +12,7 @@ import pytest
 
 from dtrain.core.errors import DataError
 from dtrain.data.files import resolve_files
+from dtrain.data.order import Order
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
 from dtrain.inference.evaluate import evaluated
@@ -61,7 +62,7 @@ def test_the_end_of_each_file_is_held_out(tmp_path: Path) -> None:
 
 def test_no_row_reaches_over_the_end_of_a_file(tmp_path: Path) -> None:
     files = tuple(write_bin(tmp_path / f"{i}.bin", STREAM[:25] + 100 * i) for i in range(3))
-    source = Tokens(files=files, length=10, test_files=files).open("train")
+    source = Tokens(files=files, length=10, test_files=files, random=True).open("train")
     assert source.random_starts == 3 * 15
     rows = source.rows(np.arange(45))
     assert (np.diff(np.concatenate([rows["token"], rows["target"][:, -1:]], 1)) == 1).all()
@@ -201,3 +202,14 @@ def test_bits_per_byte_are_those_of_the_loss() -> None:
     assert values["eval/bits_per_byte"] == pytest.approx(2.0 / math.log(2) / 4)
     assert "eval/bits_per_byte" not in evaluated(sums, 0.0)
     assert "eval/perplexity" not in evaluated(sums, None)
+
+
+def test_each_token_is_trained_once_in_an_epoch_unless_rows_begin_anywhere(tmp_path: Path) -> None:
+    files = tuple(write_bin(tmp_path / f"{i}.bin", STREAM + 1000 * i) for i in range(2))
+    for data, share in ((Tokens(files=files, length=10), 1.0), (Tokens(files=files, length=10, random=True), 0.63)):
+        train = data.open("train")
+        order = Order(len(train), 0, train.random_starts)
+        seen = train.rows(order(np.arange(len(train))))["token"]
+        assert len(np.unique(seen)) / seen.size == pytest.approx(share, abs=0.05)
+        again = train.rows(order(np.arange(len(train), 2 * len(train))))["token"]
+        assert (again != seen).any()

@@ -149,7 +149,8 @@ def test_tokens_without_a_tokenizer_are_shown_as_numbers(dtrain: Dtrain, tmp_pat
     np.random.default_rng(0).integers(0, 256, 20_000).astype(np.uint16).tofile(tmp_path / "t.bin")
     (tmp_path / "r.yaml").write_text(
         "model: {kind: decoder, vocab: 256, context: 64, layers: 1, width: 32, heads: 2, hidden: 64}\n"
-        "data: {kind: tokens, files: [t.bin], length: 64}\noptimizer: {kind: adamw, lr: 1e-3}\nbatch: 8\nsteps: 4\n"
+        "data: {kind: tokens, files: [t.bin], length: 64, random: true}\noptimizer: {kind: adamw, lr: 1e-3}\n"
+        "batch: 8\nsteps: 4\n"
     )
     dtrain("run", "r.yaml")
     _, number, *tokens = dtrain("data", "seen", "r", "--at", "3").stdout.splitlines()[0].split()

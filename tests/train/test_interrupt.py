@@ -84,7 +84,10 @@ def test_a_request_of_the_control_is_one_too(interrupt: Interrupt, tmp_path: Pat
     interrupt.attach(requested(tmp_path))
     assert interrupt.agreed()
     interrupt.react(TERM)
+    by: list[str] = []
+    interrupt.noted = by.append
     end = interrupt.end(7, 10, lambda values: values)
+    assert by == ["stop requested"]  # also where the processes agreed by a signal: its time is no loss
     assert (end.exit_code, end.message) == (0, "the time limit of 2 hours is reached; saved at step 7")
     with pytest.raises(Left) as left:
         interrupt.react(INT)
