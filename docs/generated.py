@@ -95,7 +95,6 @@ def recipe_keys() -> Iterator[str]:
 def readers() -> Iterator[str]:
     """What each reader of files uses, ignores and refuses."""
     from dtrain.data import (
-        chat,
         conversations,
         folder_layout,
         image_files,
@@ -117,7 +116,8 @@ def readers() -> Iterator[str]:
     yield "## Records of chat data\n"
     yield f"Forms: {'; '.join(' and '.join(f'`{name}`' for name in form) for form in conversations.FORMS)}."
     yield f"Beside them: `system`, {listed(conversations.CONTEXT)}, and for instructions `input` and `history`.\n"
-    yield f"Roles: {listed(chat.USUAL)}; read as one of these: {listed(conversations.ROLES)}; others by `data.roles`.\n"
+    known = f"{listed(conversations.USUAL)}; read as one of these: {listed(conversations.ROLES)}"
+    yield f"Roles: {known}; others by `data.roles`.\n"
     yield f"Marks of a message on whether it is learned: {listed(conversations.WEIGHTS)}.\n"
     yield "| ignored | why |\n|---|---|"
     for reason in dict.fromkeys(conversations.IGNORED.values()):
@@ -126,7 +126,7 @@ def readers() -> Iterator[str]:
     for hint in dict.fromkeys(conversations.REFUSED.values()):
         names = [name for name, own in conversations.REFUSED.items() if own == hint]
         yield f"| {listed(names)} | {_cell(hint.format(name='NAME'))} |"
-    yield f"\nRefused where the template does not write them: `tools`, `documents`, {listed(chat.MATTERS)}.\n"
+    yield f"\nRefused where the template does not write them: `tools`, `documents`, {listed(conversations.MATTERS)}.\n"
     yield f"Files: {listed(records.SUFFIXES)}, some of them compressed.\n"
     yield "## Tokenizers\n"
     yield "Special tokens come from tokenizer_config.json, special_tokens_map.json, the defaults of the class, and"

@@ -35,7 +35,11 @@ def test_its_parts_are_those_that_jax_makes() -> None:
 
 
 def test_frozen_parameters_count_in_the_dtype_in_which_they_are_kept() -> None:
-    adapters = ["init={run: runs/base}", "lora={rank: 2, targets: [blocks.query], dtype: bfloat16}", "mesh={fsdp: 4}"]
+    adapters = [
+        "init={run: runs/base}",
+        "lora={rank: 2, targets: [blocks.query.weight], dtype: bfloat16}",
+        "mesh={fsdp: 4}",
+    ]
     recipe = load(RECIPES / "decoder-tiny.yaml", adapters, 4)
     found = explain(recipe, 4)
     shapes = assemble(recipe, jax.devices()[:4], recipe.data.example(), 1).shapes.params
