@@ -42,7 +42,7 @@ def test_frozen_parameters_count_in_the_dtype_in_which_they_are_kept() -> None:
     ]
     recipe = load(RECIPES / "decoder-tiny.yaml", adapters, 4)
     found = explain(recipe, 4)
-    shapes = assemble(recipe, jax.devices()[:4], recipe.data.example(), 1).shapes.params
+    shapes = assemble(recipe, jax.devices()[:4], recipe.data.example(), 100).shapes.params
     made = dict(zip(jax.tree.leaves(paths(shapes)), jax.tree.leaves(shapes), strict=True))
     assert {part.name: part.bytes for part in found.parameters} == {
         name: leaf.size * leaf.dtype.itemsize for name, leaf in made.items()
