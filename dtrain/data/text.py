@@ -28,8 +28,8 @@ from dtrain.data.windows import row_example
 TEXTS = (".txt", ".md", ".text")
 LENGTH = 128
 """Tokens of a row that `dtrain new` writes."""
-SAMPLE = 200_000
-"""Most tokens that are decoded to measure how many bytes a token has."""
+TOGETHER, PARTS = 200_000, 100
+"""Tokens that are decoded together to measure how many bytes a token has, and the most such parts."""
 _RECORDS = "the records would be trained on as raw text: extract their text to .txt files"
 _PACKED = "unpack it first"
 _TOKENS = "for tokens, set data.kind to tokens"
@@ -215,20 +215,27 @@ def _joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:
 
 
 def _bytes_per_token(stream: Stream, tokenizer: Tokenizer, separator: int | None) -> float:
-    """Bytes of text for each predicted token, measured on the first tokens of a stream.
+    """Bytes of text for each predicted token of a stream, as a whole or in parts that are spread evenly over it.
 
-    A separator is predicted and has no text; the first token of a document is not predicted (see `windows`).
+    A separator is predicted and has no text; the first token of a document, or of a text without separators, is not
+    predicted (see `windows`).
     """
     if separator is None and tokenizer.key == BYTES:
         return 1.0
-    tokens = stream.tokens[:SAMPLE]
-    if separator is None:
-        return len(tokenizer.decode(tokens.tolist()).encode()) / max(len(tokens), 1)
-    ends = np.flatnonzero(tokens == separator)
+    starts = np.arange(0, len(stream), TOGETHER)
+    chosen = starts[np.unique(np.linspace(0, len(starts) - 1, min(len(starts), PARTS)).astype(int))]
+    counts = [_predicted(stream.tokens[start : start + TOGETHER], tokenizer, separator) for start in chosen]
+    text, tokens = np.sum(counts, axis=0) if counts else (0, 0)
+    return float(text) / max(int(tokens), 1)
+
+
+def _predicted(tokens: np.ndarray, tokenizer: Tokenizer, separator: int | None) -> tuple[int, int]:
+    """Bytes and number of the tokens of a part that are predicted; its first one counts as that of a document."""
+    ends = np.flatnonzero(tokens == separator) if separator is not None else np.empty(0, np.int64)
     documents = [part[part != separator].tolist() for part in np.split(tokens, ends + 1)]
     text = sum(_size(tokenizer, document) - _size(tokenizer, document[:1]) for document in documents)
     begins = np.concatenate([[0], ends + 1])
-    return text / max(len(tokens) - int((begins < len(tokens)).sum()), 1)
+    return text, len(tokens) - int((begins < len(tokens)).sum())
 
 
 def _size(tokenizer: Tokenizer, tokens: list[int]) -> int:

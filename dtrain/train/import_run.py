@@ -336,7 +336,10 @@ def _written(
         chunks = (n for n in range(1, words + 1) if words % n == 0 and words // n <= WORDS)
         section["loss_chunks"] = next(chunks)
     gated = ', "blocks.mlp.*"' if not model.experts else ""
-    has_template = found and open_tokenizer(tokenizer).template is not None
+    template = "  # template: chatml  # if the tokenizer has none of its own\n"
+    if found:
+        has_template = open_tokenizer(tokenizer).template is not None
+        template = "" if has_template else "  template: alpaca  # the tokenizer has none of its own\n"
     text = TUNE.format(
         name=name,
         data=data or CHAT,
@@ -347,7 +350,7 @@ def _written(
         mlp=gated,
         length=min(LENGTH, model.context),
         tokenizer=tokenizer if found else "FOLDER  # the weights came without one: name a folder with a tokenizer.json",
-        template="" if has_template else "  template: alpaca  # the tokenizer has none of its own\n",
+        template=template,
     )
     try:
         overwrite(path, text)

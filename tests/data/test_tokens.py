@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dtrain.core.errors import DataError
+from dtrain.data import text as text_module
 from dtrain.data.files import resolve_files
 from dtrain.data.order import Order
 from dtrain.data.text import Text
@@ -176,6 +177,18 @@ def test_bytes_per_token_are_one_for_bytes_and_measured_for_a_tokenizer(tmp_path
     rows = Text(**where, tokenizer=str(tmp_path / "tokenizer.json")).open("test")
     # words of 2, 2, 2, 3, 2, 2 letters and the blanks between them
     assert rows.bytes_per_token == pytest.approx(19 / 6, rel=0.02)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_bytes_per_token_are_those_of_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.txt").write_text("to " * 600 + "notwithstanding " * 600)
+    word_level(tmp_path / "tokenizer.json", {"to": 0, "notwithstanding": 1})
+    file = (str(tmp_path / "text.txt"),)
+    data = Text(files=file, test_files=file, length=8, cache=str(tmp_path), tokenizer=str(tmp_path / "tokenizer.json"))
+    whole = 600 * (3 + 16) / 1200
+    for together, parts, within in ((2000, 100, 0.01), (100, 100, 0.01), (50, 6, 0.02)):
+        monkeypatch.setattr(text_module, "TOGETHER", together)
+        monkeypatch.setattr(text_module, "PARTS", parts)
+        assert data.open("test").bytes_per_token == pytest.approx(whole, rel=within)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("named", ["bytes", "tokenizer.json"])
