@@ -35,10 +35,10 @@ class Prompt:
 
     def shown(self) -> JsonObject:
         """The prompt with what is known of its answer, as JSON."""
-        if not self.messages:
-            return {"prompt": self.text}
-        expected = {} if self.expected in (None, "") else {"expected": self.expected}
-        return {"messages": list(self.messages), **self.context, **expected}
+        asked: JsonObject = (
+            {"messages": list(self.messages), **self.context} if self.messages else {"prompt": self.text}
+        )
+        return asked if self.expected in (None, "") else asked | {"expected": self.expected}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class PromptReader:
         self.account.add(IGNORED, [name for name in read.ignored if name not in LEARNING])
         self.account.add(UNKNOWN, read.unknown)
         if isinstance(asked, str) and form[0] in ("prompt", "text") and not (usual.get("system") or read.context):
-            return Prompt(where, text=asked)
+            return Prompt(where, text=asked, expected=usual.get(form[-1]) if len(form) > 1 else None)
         messages, expected = read.messages, None
         if messages and messages[-1]["role"] == ASSISTANT:
             messages, answer = messages[:-1], messages[-1]

@@ -28,8 +28,9 @@ from dtrain.data.windows import row_example
 TEXTS = (".txt", ".md", ".text")
 LENGTH = 128
 """Tokens of a row that `dtrain new` writes."""
-TOGETHER, PARTS = 200_000, 100
-"""Tokens that are decoded together to measure how many bytes a token has, and the most such parts."""
+TOGETHER, PARTS = 50_000, 100
+"""Tokens that are decoded together to measure how many bytes a token has, and the most such parts, of which all take
+about two seconds."""
 _RECORDS = "the records would be trained on as raw text: extract their text to .txt files"
 _PACKED = "unpack it first"
 _TOKENS = "for tokens, set data.kind to tokens"
@@ -114,8 +115,9 @@ class Text(Unaugmented):
         rows = windows([label], [stream], self.length, random, separator, split, self.cache)
         if split == "train":
             return rows
-        kept = _bytes_per_token(stream, tokenizer, separator)
-        return replace(rows, text_bytes=kept if _keeps(tokenizer, files[0]) else self._file_bytes(files))
+        keeps = _keeps(tokenizer, files[0])
+        size = _bytes_per_token(stream, tokenizer, separator) if keeps else self._file_bytes(files)
+        return replace(rows, text_bytes=size)
 
     @property
     def has_examples(self) -> bool:

@@ -37,7 +37,7 @@ def asked(messages: Any = (USER,), expected: Any = None, **context: Any) -> tupl
     [
         ({"prompt": "Add 1 2"}, ("Add 1 2", (), {}, None)),
         ({"text": "Add 1 2"}, ("Add 1 2", (), {}, None)),
-        ({"prompt": "Add 1 2", "response": "3", "id": 7}, ("Add 1 2", (), {}, None)),
+        ({"prompt": "Add 1 2", "response": "3", "id": 7}, ("Add 1 2", (), {}, "3")),
         ({"prompt": "Add 1 2", "chosen": "3", "rejected": "4"}, ("Add 1 2", (), {}, None)),
         ({"prompt": "Add 1 2", "system": "S"}, asked([{"role": "system", "content": "S"}, USER])),
         ({"prompt": [USER]}, asked()),
@@ -88,6 +88,15 @@ def test_files_that_are_no_prompts_are_refused(tmp_path: Path) -> None:
             PromptReader().read(tmp_path / name)
     with pytest.raises(DataError, match="cannot be read"):
         PromptReader().read(tmp_path / "none.txt")
+
+
+def test_what_is_expected_is_shown_beside_the_prompt(tmp_path: Path) -> None:
+    text, talk, none = prompts(
+        tmp_path, {"prompt": "a", "response": "b"}, {"messages": [USER, ANSWER]}, {"prompt": "a"}
+    )
+    assert text.shown() == {"prompt": "a", "expected": "b"}
+    assert talk.shown() == {"messages": [USER], "expected": "3"}
+    assert none.shown() == {"prompt": "a"}
 
 
 def test_lines_of_a_text_are_prompts(tmp_path: Path) -> None:

@@ -101,7 +101,12 @@ def test_every_axis_compiles(tmp_path: Path, axis: str, topology: str, engine: s
 @pytest.mark.nightly
 def test_reduce_scatters_run_on_the_sparse_cores(tmp_path: Path) -> None:
     """The compiler of every chip that has them takes the options; elsewhere no collective is there."""
-    for topology, options in (("v5p:2x2x2", KERNELS), ("v5p:2x2x2", SPARSE), ("v6e:2x4", SPARSE)):
+    for topology, options in (
+        ("v5p:2x2x2", KERNELS),
+        ("v5p:2x2x2", SPARSE),
+        ("v6e:2x4", SPARSE),
+        ("tpu7x:2x2x1", SPARSE),
+    ):
         engine = f"engine={{kind: shard_map, xla: {json.dumps(options)}}}"
         text = compiled(tmp_path, topology, "mesh={fsdp: 8}", engine, model=SMALL).as_text()
         assert ('async_execution_thread="sparsecore"' in text) == (options is SPARSE), topology
