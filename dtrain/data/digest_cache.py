@@ -1,7 +1,8 @@
 """A cache of results computed from whole files, such as digests, so that later starts need not read the files again.
 
-A record is valid while the file has the same size, times and inode. It contains its own digest: a damaged or truncated
-record counts as absent. Without a writable cache folder, the files are read at every start.
+A record is valid while the file has the same size and times; inodes differ with each mount of a bucket. It contains its
+own digest: a damaged or truncated record counts as absent. Hosts may share the folder. Without a writable cache folder,
+the files are read at every start.
 """
 
 import hashlib
@@ -20,6 +21,8 @@ from dtrain.data.paths import expand_path
 FRESH_NS = 2 * 10**9
 """Nanoseconds. A file changed more recently is not cached: a further change might not alter its coarse timestamps."""
 CHUNK = 2**20
+TIMES = 3
+"""How much of a file's stamp a record has: the size and two times."""
 NO_CACHE = ""
 """Value in place of a cache folder: nothing is cached."""
 
@@ -44,7 +47,7 @@ def cached_by_file(cache: str, key: str, paths: Sequence[Path], read: Callable[[
     record = expand_path(cache) / "known" / f"{_digest(repr((1, key, names)))[:24]}.json"
     old, new, results, now = read_sealed(record) or {}, {}, [], time.time_ns()
     for name, path in zip(names, paths, strict=True):
-        before = file_stamp(path)
+        before = file_stamp(path)[:TIMES]
         if name in old and old[name]["stamp"] == before:
             value = old[name]["value"]
         else:
@@ -59,13 +62,13 @@ def cached_by_file(cache: str, key: str, paths: Sequence[Path], read: Callable[[
 
 
 def _read_whole(path: Path, read: Callable[[Path], object]) -> tuple[object, list[int]]:
-    """The result of `read` and the stamp of the file; DataError if the file changes while it is read."""
-    before = file_stamp(path)
+    """The result of `read`, and size and times of the file; DataError if the file changes while it is read."""
+    before = file_stamp(path)[:TIMES]
     try:
         value = read(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if file_stamp(path) != before:
+    if file_stamp(path)[:TIMES] != before:
         hint = "run the same command again when no other program writes to the file"
         raise DataError(f"{path}: changed while it was read", hint)
     return value, before

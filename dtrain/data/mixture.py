@@ -170,6 +170,10 @@ class Mixture(Unaugmented):
                 raise FieldError(f"sources.{number}.data.load", "the settings of one source are not used", hint)
 
     @property
+    def token_bytes(self) -> int:
+        return max(part.data.token_bytes for part in self.sources)
+
+    @property
     def packages(self) -> tuple[str, ...]:
         return tuple(name for part in self.sources for name in part.data.packages)
 

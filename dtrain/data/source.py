@@ -169,6 +169,16 @@ class Data(Protocol):
         ...
 
     @property
+    def held_out(self) -> float | None:
+        """The share of its files that is held out by position or at random; None if other files are, or not known."""
+        ...
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in its files, which each host reads before the first step; 0 if its files are no tokens."""
+        ...
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """The optional packages that open it, by the names with which they are imported; see `core.extras`."""
         ...
@@ -317,6 +327,17 @@ class DataDefaults:
     def holds_out(self) -> bool:
         """Whether `test` is the share of its examples that is held out."""
         return "test" in getattr(self, "__dataclass_fields__", ())
+
+    @property
+    def held_out(self) -> float | None:
+        """The share of its files that is held out by position or at random; None if other files are, or not known."""
+        own = {name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())}
+        return own["test"] if own.get("test_files") == () else None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in its files, which each host reads before the first step; 0 if its files are no tokens."""
+        return 0
 
     @property
     def has_template(self) -> bool:

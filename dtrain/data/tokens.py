@@ -1,9 +1,12 @@
 """Rows of tokens from files of tokens."""
 
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from random import sample
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -20,6 +23,8 @@ from dtrain.data.windows import Windows, row_example
 
 LARGEST = 2**31 - 1
 """The largest supported token, because rows are 32-bit integers."""
+READERS = 16
+"""Most files that are read at a time for their digests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,10 @@ class Tokens(Unaugmented):
     @property
     def tokenized(self) -> bool:
         return True
+
+    @property
+    def token_bytes(self) -> int:
+        return np.dtype(self.dtype).itemsize
 
     @property
     def ends_texts(self) -> bool:
@@ -107,6 +116,23 @@ def held_out(stream: Stream, test: float, split: Split) -> Stream:
     return stream.part(0, cut) if split == "train" else stream.part(cut, len(stream))
 
 
+def _scanned(streams: Sequence[Stream], cache: str) -> list[dict[str, Any]]:
+    """The digest and the range of the tokens of each stream.
+
+    Files are read several at a time, in a random order: hosts that share the cache folder read different files first,
+    and find there what the others have read.
+    """
+    with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as pool:
+        reading = {
+            number: pool.submit(streams[number].scanned, cache) for number in sample(range(len(streams)), len(streams))
+        }
+        try:
+            return [reading[number].result() for number in range(len(streams))]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def windows(
     files: list[str],
     streams: list[Stream],
@@ -128,8 +154,7 @@ def windows(
         message = f"{label}: too short for one row: {longest:,} tokens in the {split} split, a row needs {length + 1:,}"
         raise DataError(message, f"{hint} (a row is data.length tokens and one more as the last target)")
     largest, origin, digest = -1, "", hashlib.sha256()
-    for file, stream in zip(files, streams, strict=True):
-        scan = stream.scanned(cache)
+    for file, stream, scan in zip(files, streams, _scanned(streams, cache), strict=True):
         if scan["smallest"] < 0:
             raise DataError(f"{file}: contains the token {scan['smallest']:,}; the minimum is 0")
         if scan["largest"] > LARGEST:

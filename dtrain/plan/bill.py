@@ -18,7 +18,7 @@ from dtrain.plan.report import Interval, any_interval, interval
 from dtrain.plan.variants import Candidate, engine_variants, meshes, remat_variants
 from dtrain.plan.workers import PlanJob
 from dtrain.recipe.crosscheck import problems_of
-from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.recipe import FORWARD, Recipe, watched
 
 Say = Callable[[str], None]
 TRIES = 6
@@ -97,11 +97,46 @@ class Bill:
         return low, high
 
     @property
+    def passes(self) -> int:
+        """How many times the data is used: as the recipe's epochs say, else once."""
+        return self.plan.recipe.epochs or 1 if self.steps == self.plan.steps else 1
+
+    @property
+    def evaluations(self) -> tuple[int, float] | None:
+        """How many times the held-out examples are evaluated, and the time of that over the time of the steps; None if
+        the recipe does not say how many there are."""
+        recipe, share = self.plan.recipe, self.plan.recipe.data.held_out
+        if share is None or share == 1:
+            return None
+        rows = self.steps * recipe.batch
+        train = rows / self.passes
+        test = train * share / (1 - share)
+        if not test:
+            return 0, 0.0
+        every = recipe.evaluate.interval(self.steps, recipe.batch, train, test, bool(watched(recipe)))
+        count = math.ceil(self.steps / every) if every else 1
+        return count, count * test / (FORWARD * rows)
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes of the files of tokens, all of which each host reads once before the first step."""
+        timing, data = self.plan.timing, self.plan.recipe.data
+        assert timing
+        return self.steps / self.passes * timing.tokens * data.token_bytes / (1 - (data.held_out or 0.0))
+
+    @property
+    def read(self) -> float:
+        """Seconds of that."""
+        return self.read_bytes / (self.rates.upload * GB)
+
+    @property
     def hours(self) -> tuple[float, float]:
         """Wall time, least and most."""
         low, high = self.goodput
-        least, most = (self.steps * seconds / 3600 for seconds in (self.step.least, self.step.most))
-        return least / high if high else math.inf, most / low if low else math.inf
+        work = self.steps * (1 + (self.evaluations or (0, 0.0))[1]) / 3600
+        before = self.read / 3600
+        least, most = work * self.step.least, work * self.step.most
+        return least / high + before if high else math.inf, most / low + before if low else math.inf
 
     @property
     def failures(self) -> tuple[float, float]:

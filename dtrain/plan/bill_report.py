@@ -13,6 +13,10 @@ from dtrain.plan.bill import Bill, Wanted
 from dtrain.plan.money import stale
 
 SHOWN = 12
+LONG = 0.02
+"""Share of the time from which evaluations have a line on how to shorten them."""
+SHORT = 60.0
+"""Seconds of reading that are not worth a line."""
 UNITS = {"days": 24.0, "hours": 1.0, "minutes": 1 / 60}
 
 
@@ -100,10 +104,37 @@ def _detail(bill: Bill) -> Iterator[str]:
     rate = plan.timing.amount / plan.timing.seconds
     width = f", {4 * rate / bill.hosts / 1e6:.3g} MB/s of int32" if plan.timing.tokens else ""
     yield f"  data           {rate:,.0f} {unit}/s, {rate / bill.hosts:,.0f} for each host{width}"
-    yield "  not counted    evaluation, copying data to the hosts, waiting for machines, traffic between regions"
+    yield from _evaluation(bill)
+    yield from _reading(bill)
+    without = "" if bill.evaluations else "evaluation, "
+    data = "copying data to the hosts" if bill.read_bytes else "copying, reading and tokenising data"
+    yield f"  not counted    {without}{data}, waiting for machines, traffic between regions"
     changes = "".join(f" {override}" for override in _overrides(bill))
     slices = f" --slices {on.slices}" if on.slices > 1 else ""
     yield f"next: dtrain plan RECIPE --on {on.name}{slices} steps={bill.steps}{changes}   (compiles the step)"
+
+
+def _evaluation(bill: Bill) -> Iterator[str]:
+    """How much time the evaluations take."""
+    if not bill.evaluations:
+        return
+    count, share = bill.evaluations
+    held = bill.plan.recipe.data.held_out
+    how = "" if bill.passes > 1 else ", if the data is used once"
+    times = f"{count} time{'s' * (count > 1)}"
+    yield f"  evaluation     {times} the {held:.3g} of the data that is held out: {share:.1%} of the steps' time{how}"
+    if share > LONG:
+        yield "                 a smaller data.test, or data.test_files, takes less"
+
+
+def _reading(bill: Bill) -> Iterator[str]:
+    """How long the files of tokens are read before the first step."""
+    if bill.read < SHORT:
+        return
+    minutes = f"{bill.read / 60:,.3g} minutes"
+    yield f"  first start    each host reads {bill.read_bytes / 1e9:,.0f} GB of tokens for their digests: {minutes}"
+    if bill.hosts > 1:
+        yield f"                 a data.cache that all hosts share divides that by their number, {bill.hosts}"
 
 
 def _overrides(bill: Bill) -> list[str]:
@@ -167,6 +198,10 @@ def bill_values(bill: Bill, wanted: Wanted) -> JsonObject:
         "checkpoint_upload_seconds": bill.upload,
         "checkpoint_seconds": bill.interval,
         "best_checkpoint_seconds": _finite([bill.reliability(rate).best_interval for rate in bill.rates.failing]),
+        "evaluations": bill.evaluations[0] if bill.evaluations else None,
+        "evaluation_share": bill.evaluations[1] if bill.evaluations else None,
+        "read_bytes": bill.read_bytes,
+        "read_seconds": bill.read,
         "misses": bill.misses(wanted),
     }
 

@@ -95,7 +95,7 @@ class Evaluate:
     measures: tuple[Measure, ...] = ()
     """What else is computed at evaluations from the model's outputs for all examples, beyond sums over them."""
 
-    def interval(self, steps: int, batch: int, train: int, test: int, decides: bool) -> int:
+    def interval(self, steps: int, batch: int, train: float, test: float, decides: bool) -> int:
         """Steps between evaluations of a run, with so many examples in an epoch and held out; 0: only at the end.
 
         `decides`: whether the run needs evaluations while it trains, whatever they cost.

@@ -12,6 +12,7 @@ import pytest
 
 from dtrain.core.errors import DataError
 from dtrain.data import digest_cache as known
+from dtrain.data import tokens as tokens_module
 from dtrain.data.source import refuse_changed
 from dtrain.data.stream import Stream, opened
 from dtrain.data.tokens import Tokens
@@ -171,3 +172,46 @@ def test_tokens_that_gzip_compressed_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.bin").write_bytes(gzip.compress(np.arange(999, dtype=np.uint16).tobytes()))
     with pytest.raises(DataError, match="is compressed by gzip"):
         opened(tmp_path / "t.bin", "uint16")
+
+
+def test_a_record_is_that_of_another_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inodes of a mounted bucket differ with each host and mount; sizes and times are those of the objects."""
+    (path := tmp_path / "a.bin").write_bytes(bytes(2**12))
+    data = Tokens(files=(str(path),), length=10, cache=str(tmp_path / "cache"))
+    monkeypatch.setattr(known, "FRESH_NS", 0)
+    expected = data.open("train").fingerprint
+    stamp = known.file_stamp
+    monkeypatch.setattr(known, "file_stamp", lambda path: [*stamp(path)[:3], 7])
+    monkeypatch.setattr(Stream, "_scan", lambda _: pytest.fail("the file was read again"))
+    assert data.open("train").fingerprint == expected
+
+
+def test_hosts_with_one_cache_folder_share_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        (np.arange(1000, dtype=np.uint16) + number).tofile(tmp_path / f"{number}.bin")
+    data = Tokens(files=(str(tmp_path / "*.bin"),), length=10, test=0.0, cache=str(tmp_path / "cache"))
+    expected = data.without_cache().open("train")
+    monkeypatch.setattr(known, "FRESH_NS", 0)
+    monkeypatch.setattr(tokens_module, "READERS", 1)
+    scan, scans = Stream._scan, list[Path]()
+
+    def scanned(stream: Stream) -> dict[str, object]:
+        scans.append(stream.path)
+        if len(scans) == 1:  # while the first host reads its first file, a second one reads the others
+            monkeypatch.setattr(tokens_module, "sample", lambda numbers, _: [n for n in numbers if n != 2] + [2])
+            assert data.open("train").fingerprint == expected.fingerprint
+        return scan(stream)
+
+    monkeypatch.setattr(Stream, "_scan", scanned)
+    monkeypatch.setattr(tokens_module, "sample", lambda numbers, _: [2, *(n for n in numbers if n != 2)])
+    found = data.open("train")
+    assert (found.fingerprint, found.largest, found.origin) == (expected.fingerprint, expected.largest, expected.origin)
+    assert len(scans) == 5  # the file that both were reading, twice
+
+
+def test_the_first_file_that_is_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        np.save(tmp_path / f"{name}.npy", np.full(1000, -1 if name > "a" else 1, np.int32))
+    monkeypatch.setattr(tokens_module, "sample", lambda numbers, _: list(numbers)[::-1])
+    with pytest.raises(DataError, match=r"b\.npy: contains the token -1"):
+        Tokens(files=(str(tmp_path / "*.npy"),), length=10, cache="").open("train")

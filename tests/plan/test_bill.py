@@ -278,3 +278,39 @@ def test_sizes_that_are_too_small_are_named() -> None:
     found, failed = bills(recipe, targets("h100", 1)[:5], 1, Wanted(tokens=1e9), Rates(), **QUIET)
     smallest = min(bill.plan.target.chips for bill in found)
     assert failed == [f"h100-1 to h100-{smallest // 2}: too small for the run"]
+
+
+def test_evaluations_take_a_third_of_the_time_of_a_training_example() -> None:
+    """Twice a ninth of the rows that are trained on, by default; then what the recipe says."""
+    base = bill_of(**{"evaluate.every": 0})
+    assert base.evaluations == (1, pytest.approx(1 / 9 / 3))
+    assert bill_of().evaluations == (2, pytest.approx(2 / 9 / 3))
+    assert bill_of(**{"data.test": 0.001}).evaluations == (10, pytest.approx(10 / 999 / 3))
+    less = bill_of(**{"data.test": 0.0})
+    assert less.evaluations == (0, 0.0)
+    assert base.hours[0] == pytest.approx(less.hours[0] * (1 + 1 / 27))
+    named = bill_of(**{"data.test_files": "[x.txt]"})
+    assert named.evaluations is None
+    assert any("not counted    evaluation, " in line for line in bill_lines([named], [], Wanted()))
+
+
+def test_epochs_say_how_often_the_same_examples_are_evaluated() -> None:
+    once = bill_of(wanted=Wanted(), **{"steps": "null", "epochs": 1, "evaluate.every": 0})
+    often = bill_of(wanted=Wanted(), **{"steps": "null", "epochs": 4, "evaluate.every": 0})
+    assert (once.passes, often.passes) == (1, 4)
+    assert once.evaluations and often.evaluations
+    assert often.evaluations[1] == pytest.approx(once.evaluations[1] / 4)
+    assert bill_of(wanted=Wanted(tokens=1e12), **{"steps": "null", "epochs": 4}).passes == 1
+
+
+def test_files_of_tokens_are_read_before_the_first_step() -> None:
+    words = {"data": "{kind: tokens, files: [x.bin], length: 128, dtype: uint32, test: 0.5}"}
+    found, texts = bill_of(**words), bill_of(**{"data.test": 0.5})
+    assert found.plan.timing
+    assert found.read_bytes == pytest.approx(found.steps * found.plan.timing.tokens * 4 / 0.5)
+    assert texts.read_bytes == 0
+    assert found.hours[0] - texts.hours[0] == pytest.approx(found.read_bytes / 1e9 / 3600)
+    slow = dataclasses.replace(found, rates=Rates(upload=0.1))
+    assert slow.read == pytest.approx(10 * found.read)
+    assert any("a data.cache that all hosts share divides that by their number, 4" in line
+               for line in bill_lines([found], [], Wanted()))  # fmt: skip
