@@ -69,7 +69,7 @@ def agree(
         from dtrain.recipe.load import load
 
         use_devices(devices or (SIMULATED if devices_here() == 1 else None))
-        from dtrain.runtime.agree import agreement, is_exact, meshes_of, refuse_nothing, refuse_processes
+        from dtrain.runtime.agree import agreement, meshes_of, refuse_nothing, refuse_processes, tolerance
         from dtrain.runtime.trajectory import read_reference, reference_of
 
         def say(text: str) -> None:
@@ -85,9 +85,8 @@ def agree(
         reference = read_reference(against) if against else reference_of(own, steps or STEPS, say)
         if save:
             reference.save(save)
-        certificate = agreement(
-            reference, changed, *compared, exact=is_exact(own) and is_exact(changed), changes=changes or [], say=say
-        )
+        allowed = max(tolerance(own), tolerance(changed))
+        certificate = agreement(reference, changed, *compared, tolerance=allowed, changes=changes or [], say=say)
         if out:
             out.write_text(json.dumps(certificate.values(), indent=2) + "\n")
         typer.echo(json.dumps(certificate.values(), indent=2) if as_json else "\n".join(certificate.lines()))

@@ -93,6 +93,9 @@ class Chip:
     `dtrain plan` accepts."""
     wraparound: int = 4
     """A side of the torus has wraparound links if its length is a multiple of this: see `closed`."""
+    int8: float = 1.0
+    """Rate of products of int8 over that of bfloat16. TPUs: cycles of one product of 4096 x 4096 x 4096, by the cost
+    model of libtpu 0.0.42; GPUs: data sheets."""
     sparse_offload: bool = False
     """Whether XLA can run collectives on its SparseCores."""
     gpu: Gpu | None = None
@@ -150,19 +153,20 @@ CHIPS = (
         name="v5e", flops=197e12, hbm=16e9, room=15.75 * GIB, bandwidth=819e9, kinds=("TPU v5 lite", "TPU v5e"),
         platform="tpu", price=1.20,
         link_bandwidth=45e9, network_bandwidth=3.1e9, aliases=("v5litepod",), dims=2, max_chips=256, wraparound=16,
+        int8=2.0,
         cloud=Cloud(label="tpu-v5-lite-podslice", machine="ct5lp-hightpu-4t",
                     accelerator="v5litepod", runtime="v2-alpha-tpuv5-lite"),
     ),
     Chip(
         name="v5p", flops=459e12, hbm=95e9, room=95.74 * GIB, bandwidth=2765e9, kinds=("TPU v5", "TPU v5p"),
-        platform="tpu", sparse_offload=True, price=4.20,
+        platform="tpu", sparse_offload=True, int8=1.98, price=4.20,
         link_bandwidth=90e9, network_bandwidth=6.25e9, dims=3, units_per_chip=2, max_chips=6144,
         cloud=Cloud(label="tpu-v5p-slice", machine="ct5p-hightpu-4t",
                     accelerator="v5p", runtime="v2-alpha-tpuv5"),
     ),
     Chip(
         name="v6e", flops=918e12, hbm=32e9, room=31.25 * GIB, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e"),
-        platform="tpu", sparse_offload=True, product=0.63, price=2.70,
+        platform="tpu", sparse_offload=True, product=0.63, int8=1.31, price=2.70,
         link_bandwidth=90e9, network_bandwidth=12.5e9, aliases=("trillium",), dims=2, max_chips=256, wraparound=16,
         cloud=Cloud(label="tpu-v6e-slice", machine="ct6e-standard-4t",
                     accelerator="v6e", runtime="v2-alpha-tpuv6e"),
@@ -178,35 +182,35 @@ CHIPS = (
     # `cloud` divided by its eight GPUs: docs.cloud.google.com/compute/docs/gpus/gpu-network-bandwidth
     Chip(
         name="a100-40g", flops=312e12, hbm=40e9, room=0.75 * 40e9, bandwidth=1555e9, kinds=("A100-SXM4-40GB",),
-        product=0.6, price=3.67, gpu=AMPERE,
+        product=0.6, price=3.67, gpu=AMPERE, int8=2.0,
         link_bandwidth=300e9, network_bandwidth=100e9 / 8 / 8,  # 100 Gbit/s a machine
         cloud=Cloud(label="nvidia-tesla-a100", machine="a2-highgpu-8g", sold=(1, 2, 4, 8),
                     sky="A100"),
     ),
     Chip(
         name="a100", flops=312e12, hbm=80e9, room=0.75 * 80e9, bandwidth=2039e9, kinds=("A100-SXM4-80GB",),
-        product=0.6, price=5.07, gpu=AMPERE,
+        product=0.6, price=5.07, gpu=AMPERE, int8=2.0,
         link_bandwidth=300e9, network_bandwidth=100e9 / 8 / 8, aliases=("a100-80g",),  # 100 Gbit/s a machine
         cloud=Cloud(label="nvidia-a100-80gb", machine="a2-ultragpu-8g", sold=(1, 2, 4, 8),
                     sky="A100-80GB"),
     ),
     Chip(
         name="h100", flops=989.4e12, hbm=80e9, room=0.75 * 80e9, bandwidth=3350e9, kinds=("H100 80GB HBM3",),
-        product=0.6, price=11.06, gpu=HOPPER,
+        product=0.6, price=11.06, gpu=HOPPER, int8=2.0,
         link_bandwidth=450e9, network_bandwidth=4 * 200e9 / 8 / 8,  # four cards of 200 Gbit/s for eight GPUs
         cloud=Cloud(label="nvidia-h100-80gb", machine="a3-highgpu-8g", sold=(1, 2, 4, 8),
                     sky="H100"),
     ),
     Chip(
         name="h200", flops=989.4e12, hbm=141e9, room=0.75 * 141e9, bandwidth=4800e9, kinds=("H200",),
-        product=0.6, price=10.60, gpu=HOPPER,
+        product=0.6, price=10.60, gpu=HOPPER, int8=2.0,
         link_bandwidth=450e9, network_bandwidth=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
         cloud=Cloud(label="nvidia-h200-141gb", machine="a3-ultragpu-8g", sold=(8,),
                     sky="H200"),
     ),
     Chip(
         name="b200", flops=2250e12, hbm=180e9, room=0.75 * 180e9, bandwidth=8000e9, kinds=("B200",),
-        product=0.6, price=16.00, gpu=BLACKWELL,
+        product=0.6, price=16.00, gpu=BLACKWELL, int8=2.0,
         link_bandwidth=900e9, network_bandwidth=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
         cloud=Cloud(label="nvidia-b200", machine="a4-highgpu-8g", sold=(8,),
                     sky="B200"),

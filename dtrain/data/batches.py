@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.core.errors import EnvironmentFault
+from dtrain.core.errors import DataError, EnvironmentFault
 from dtrain.core.parent import exit_with_caller
 from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, ROW, WEIGHT, Batch
-from dtrain.data.source import Load, Source
+from dtrain.data.source import CHANGED, Load, Source
 
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 DEATHS = 3
@@ -162,3 +162,9 @@ def _code(error: RuntimeError) -> str:
     match = re.search(r"exit code (-?\d+)", str(error))
     code = int(match.group(1)) if match else 0
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def refuse_changed(*sources: Source) -> None:
+    """DataError if a file of one of the sources changed after it was opened."""
+    for changed in filter(None, (source.changed() for source in sources)):
+        raise DataError(changed, CHANGED)

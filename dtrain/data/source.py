@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from annotated_types import Ge, Le
 
-from dtrain.core.errors import DataError, Problem, RecipeError
+from dtrain.core.errors import Problem, RecipeError
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import TOKEN, Batch, Example, Preparation
 from dtrain.data.order import Order, RowOrder
@@ -81,8 +81,7 @@ class Source(Protocol):
 
     @property
     def fitted(self) -> JsonObject:
-        """What reading the examples to train on computed from them, such as the means that are subtracted: a run keeps
-        it, and `Data.with_fitted` takes it. Empty if there is nothing."""
+        """What reading the training examples computed, such as means; a run keeps it for `Data.with_fitted`."""
         ...
 
     def place(self, index: int) -> str:
@@ -166,16 +165,6 @@ class Data(Protocol):
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         """Prepare a batch on the device: scale it and, with `train`, augment it with random numbers from `key`."""
-        ...
-
-    @property
-    def held_out(self) -> float | None:
-        """The share of its files that is held out by position or at random; None if other files are, or not known."""
-        ...
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of a token in its files, which each host reads before the first step; 0 if its files are no tokens."""
         ...
 
     @property
@@ -329,10 +318,9 @@ class DataDefaults:
         return "test" in getattr(self, "__dataclass_fields__", ())
 
     @property
-    def held_out(self) -> float | None:
-        """The share of its files that is held out by position or at random; None if other files are, or not known."""
-        own = {name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())}
-        return own["test"] if own.get("test_files") == () else None
+    def held_share(self) -> float | None:
+        """The share of its files that is held out; None if other files are, or if it is not known."""
+        return getattr(self, "test", None) if getattr(self, "test_files", None) == () else None
 
     @property
     def token_bytes(self) -> int:
@@ -460,9 +448,3 @@ class Unaugmented(DataDefaults):
 
 UNKNOWN = "not known before the first run"
 """Fingerprint of data that has not been read yet: the first run accepts the data and records their fingerprint."""
-
-
-def refuse_changed(*sources: Source) -> None:
-    """DataError if a file of one of the sources changed after it was opened."""
-    for changed in filter(None, (source.changed() for source in sources)):
-        raise DataError(changed, CHANGED)

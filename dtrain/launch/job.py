@@ -173,6 +173,11 @@ class LaunchTarget(ABC):
     sends_environment: ClassVar[bool] = True
     """Whether the values of `environment` are taken from this machine."""
 
+    @property
+    def mounted(self) -> Mapping[str, str]:
+        """Folders that its hosts have beside those of an image, and what each is; empty if that is not known."""
+        return {}
+
     @abstractmethod
     def plan(self, job: LaunchJob) -> LaunchPlan:
         """What `up` would do. Changes nothing."""

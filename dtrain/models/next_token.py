@@ -46,7 +46,7 @@ class Head:
     ) -> jax.Array:
         """Logits (B, T, V) of every `stride`-th word from word `first` on."""
         wide = str(jnp.promote_types(x_BTE.dtype, dtype))
-        logits_BTV = matmul(x_BTE, matrix.T if self.tied else matrix, dtype=wide).astype(dtype)
+        logits_BTV = matmul(x_BTE, matrix.T if self.tied else matrix, dtype=wide, narrow=False).astype(dtype)
         logits_BTV = self.softcap * jnp.tanh(logits_BTV / self.softcap) if self.softcap else logits_BTV
         if not self.padded:
             return logits_BTV

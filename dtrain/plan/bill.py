@@ -104,9 +104,10 @@ class Bill:
     @property
     def evaluations(self) -> tuple[int, float] | None:
         """How many times the held-out examples are evaluated, and the time of that over the time of the steps; None if
-        the recipe does not say how many there are."""
-        recipe, share = self.plan.recipe, self.plan.recipe.data.held_out
-        if share is None or share == 1:
+        the recipe does not say how many there are: a share of texts, of which there may be few, only bounds what
+        evaluations take by default."""
+        recipe, share = self.plan.recipe, self.plan.recipe.data.held_share
+        if share is None or share == 1 or (recipe.evaluate.every and not recipe.data.token_bytes):
             return None
         rows = self.steps * recipe.batch
         train = rows / self.passes
@@ -122,7 +123,7 @@ class Bill:
         """Bytes of the files of tokens, all of which each host reads once before the first step."""
         timing, data = self.plan.timing, self.plan.recipe.data
         assert timing
-        return self.steps / self.passes * timing.tokens * data.token_bytes / (1 - (data.held_out or 0.0))
+        return self.steps / self.passes * timing.tokens * data.token_bytes / (1 - (data.held_share or 0.0))
 
     @property
     def read(self) -> float:

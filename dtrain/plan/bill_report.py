@@ -119,7 +119,7 @@ def _evaluation(bill: Bill) -> Iterator[str]:
     if not bill.evaluations:
         return
     count, share = bill.evaluations
-    held = bill.plan.recipe.data.held_out
+    held = bill.plan.recipe.data.held_share
     how = "" if bill.passes > 1 else ", if the data is used once"
     times = f"{count} time{'s' * (count > 1)}"
     yield f"  evaluation     {times} the {held:.3g} of the data that is held out: {share:.1%} of the steps' time{how}"

@@ -9,6 +9,8 @@ Memory traffic is counted by these rules:
 
 import math
 import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dtrain.core.chips import Chip
@@ -23,6 +25,14 @@ GROUPED = 0.7 / 0.9
 """What grouped products of experts reach of what other products do."""
 
 
+INT8 = "int8 product"
+
+
+def product_kind(dtypes: Iterable[str]) -> str:
+    """The kind of a product of operands of these dtypes, as HLO and JAX name them."""
+    return INT8 if all(dtype in ("s8", "int8") for dtype in dtypes) else "product"
+
+
 @dataclass(frozen=True)
 class Efficiency:
     """Predicts seconds of work on one device of a chip."""
@@ -30,8 +40,9 @@ class Efficiency:
     chip: Chip
 
     def computing(self, kind: str, flops: float) -> float:
-        """Seconds of FLOPs of a kind: "product", "attention" or "grouped product"."""
-        products = {"product": self.chip.product, "grouped product": GROUPED * self.chip.product}
+        """Seconds of FLOPs of a kind: "product", "attention" or "grouped product"; or INT8, products of int8."""
+        product = self.chip.product
+        products = {"product": product, "grouped product": GROUPED * product, INT8: self.chip.int8 * product}
         reached = (EFFICIENCY | products)[kind]
         return flops / (reached * self.chip.flops_per_device)
 
@@ -57,8 +68,13 @@ UNMOVED = (
 class Cost:
     """Floating-point operations and bytes of main memory."""
 
-    flops: float = 0.0
+    products: Mapping[str, float] = field(default_factory=dict)
+    """FLOPs by kind of product."""
     bytes: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        return sum(self.products.values())
 
 
 @dataclass(frozen=True)
@@ -66,7 +82,7 @@ class Costs:
     """The costs of a program's operations."""
 
     program: Program
-    _known: dict[str, float] = field(default_factory=dict, init=False)
+    _known: dict[str, Mapping[str, float]] = field(default_factory=dict, init=False)
     """FLOPs of fused computations, by name; each is counted once."""
 
     def of(self, op: Op, home: Computation) -> Cost:
@@ -76,23 +92,24 @@ class Costs:
         inside = self.program.computations.get(op.called() or "")
         if op.kind in ("fusion", "call") and inside:
             return Cost(self.flops(inside), self._traffic(op, home, inside))
-        flops = product_flops(op, home) if op.kind in ("dot", "convolution") else 0.0
+        flops = {_kind(op, home): product_flops(op, home)} if op.kind in ("dot", "convolution") else {}
         if op.kind == "dynamic-update-slice":
-            return Cost(0.0, 2.0 * _main(home.ops[op.operands[1]].results))
+            return Cost({}, 2.0 * _main(home.ops[op.operands[1]].results))
         if op.kind in SLICES:
-            return Cost(0.0, 2.0 * _main(op.results))
+            return Cost({}, 2.0 * _main(op.results))
         read = sum(_main(home.ops[name].results) for name in dict.fromkeys(op.operands) if name in home.ops)
         return Cost(flops, read + _main(op.results))
 
-    def flops(self, computation: Computation) -> float:
-        """FLOPs of the products in a fused computation, nested fusions included."""
+    def flops(self, computation: Computation) -> Mapping[str, float]:
+        """FLOPs of the products in a fused computation by their kind, nested fusions included."""
         if computation.name not in self._known:
-            total = 0.0
+            total: dict[str, float] = defaultdict(float)
             for op in computation.ops.values():
                 if op.kind in ("dot", "convolution"):
-                    total += product_flops(op, computation)
+                    total[_kind(op, computation)] += product_flops(op, computation)
                 elif op.kind == "fusion" and (inside := op.called()):
-                    total += self.flops(self.program.computations[inside])
+                    for kind, count in self.flops(self.program.computations[inside]).items():
+                        total[kind] += count
             self._known[computation.name] = total
         return self._known[computation.name]
 
@@ -147,6 +164,10 @@ def _unmoved(op: Op) -> bool:
 def _main(results: tuple[Array, ...]) -> float:
     """Bytes of the results that are in main memory."""
     return float(sum(array.bytes for array in results if array.space == 0))
+
+
+def _kind(op: Op, home: Computation) -> str:
+    return product_kind(home.ops[name].results[0].dtype for name in op.operands[:2])
 
 
 def product_flops(op: Op, home: Computation) -> float:

@@ -20,7 +20,7 @@ from dtrain.models.nn.count_flops import MATRIX_PRODUCTS, one_product
 from dtrain.parallel.engine import SCHEDULED, Compiler, Traced
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan import kernels
-from dtrain.plan.cost import Efficiency
+from dtrain.plan.cost import INT8, Efficiency, product_kind
 from dtrain.plan.jaxpr_flat import (
     COLLECTIVE_OF,
     VIEWS,
@@ -302,13 +302,14 @@ class _Walk:
         moved = sum(size for size in sizes if size > self.small) + self._again(step)
         busy, moving = self.efficiency.computing(kind, flops), self.efficiency.moving(moved)
         self.tally.moved += times * moved
-        if kind == "product":
+        product = kind in ("product", INT8)
+        if product:
             self.tally.flops += times * flops
         else:
             self.tally.kernel_flops += times * flops
         self.body.queue.clock += max(busy, moving)
-        self.body.work += times * max(busy, moving) if kind == "product" or self.hides.kernels else 0.0
-        self.tally.compute("product" if kind == "product" else "kernel", times * busy, times * moving)
+        self.body.work += times * max(busy, moving) if product or self.hides.kernels else 0.0
+        self.tally.compute("product" if product else "kernel", times * busy, times * moving)
 
     def _again(self, step: Step) -> float:
         """Bytes that a windowed product moves again, since it runs in parts / 2 steps.
@@ -363,7 +364,8 @@ def _flops(step: Step, filled: float, *, dense: bool) -> tuple[str, float]:
     """
     if step.name in MATRIX_PRODUCTS:
         shapes = [tuple(operand.shape) for operand in step.shapes]
-        return "product", one_product(step.name, step.params, shapes, tuple(step.results[0].shape))
+        kind = product_kind(str(operand.dtype) for operand in step.shapes)
+        return kind, one_product(step.name, step.params, shapes, tuple(step.results[0].shape))
     if step.name in CUDNN:
         (rows, queries, heads, dim), keys = step.shapes[0].shape, step.shapes[1].shape[1]
         causal, window = "CAUSAL" in str(step.params["mask_type"]), step.params["sliding_window_length"] or 0

@@ -234,7 +234,8 @@ class _Pass:
     def _compute(self, op: Op) -> None:
         clock, cost = self.clock, self.clock.costs.of(op, self.home)
         kernel, hidden = kernels.hidden(op, self.home, clock.program, clock.filled)
-        busy = clock.efficiency.computing(kernel or "product", hidden if kernel else cost.flops)
+        flops = {kernel: hidden} if kernel else cost.products
+        busy = sum(clock.efficiency.computing(kind, count) for kind, count in flops.items())
         moving = clock.efficiency.moving(cost.bytes)
         self.total.flops += cost.flops
         self.total.kernel_flops += hidden

@@ -276,7 +276,8 @@ def _timing(timing: Timing, plan: Plan) -> Iterator[str]:
     rate = timing.amount / step
     yield f"  {rate:,.0f} {timing.unit}/s, {rate / plan.target.chips:,.0f} a chip"
     hfu = f"; HFU {timing.hfu:.1%} (with recomputation)" if timing.hfu > timing.mfu else ""
-    yield f"  MFU {timing.mfu:.1%} ({timing.convention}){hfu}"
+    narrow = plan.recipe.precision.matmul == "int8"
+    yield f"  MFU {timing.mfu:.1%} ({timing.convention}){hfu}{'; both of the peak in bfloat16' if narrow else ''}"
     costs = sorted(_costs(timing), key=lambda item: -item[1])[:3]
     if costs:
         yield "most expensive: " + "; ".join(f"{name} {seconds / step:.0%}" for name, seconds in costs)

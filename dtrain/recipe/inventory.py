@@ -26,7 +26,7 @@ from dtrain.recipe.paths import (
 )
 from dtrain.recipe.recipe import Recipe
 
-Place = Literal["here", "sent", "at an address, not checked", "missing", "not checked"]
+Place = Literal["here", "sent", "at an address, not checked", "missing", "not checked", "only if the image has it"]
 KEYS = tuple(key for key in PATHS if key not in FOLDERS)
 RUNS = tuple(key for key in ORIGINS if key.endswith(".run"))
 
@@ -70,8 +70,10 @@ class PathNeed(Need):
         path = Path(self.value).expanduser()
         if target.files == "shared":
             return "here" if Path(*path.parts[: fixed_parts(path.parts)]).exists() else "missing"
-        relative = not path.is_absolute() or self.value in here.relative
-        return "missing" if relative and target.files == "own" else "not checked"
+        if not path.is_absolute() or self.value in here.relative:
+            return "missing" if target.files == "own" else "not checked"
+        beside = target.mounted and not any(path.is_relative_to(folder) for folder in target.mounted)
+        return "only if the image has it" if beside else "not checked"
 
     def problem(self, target: LaunchTarget) -> Problem:
         if target.files == "shared":
@@ -164,4 +166,9 @@ def problems_there(needs: Sequence[Need], target: LaunchTarget, here: Here) -> l
 def inventory_lines(needs: Sequence[Need], target: LaunchTarget, here: Here) -> list[str]:
     """A line for each thing that is needed: its key, its value and where the hosts find it."""
     width = max((len(need.key) for need in needs), default=0)
-    return [f"needs {need.key:<{width}}  {need.value}: {need.place(target, here)}" for need in needs]
+    found = [(need, need.place(target, here)) for need in needs]
+    lines = [f"needs {need.key:<{width}}  {need.value}: {place}" for need, place in found]
+    if any(place == "only if the image has it" for _, place in found):
+        folders = ", ".join(f"{folder} ({what})" for folder, what in target.mounted.items())
+        lines.append(f"warning: besides the image, the hosts have {folders} alone")
+    return lines

@@ -27,8 +27,9 @@ MESHES = (
 )
 """The meshes that are compared unless others are given: each axis is in one of them, on eight devices."""
 
-EXACT, ROUNDED = 1e-4, 3e-2
-"""Allowed difference of a gradient, relative to its norm, where all is computed in float32, and where not."""
+EXACT, ROUNDED, INT8 = 1e-4, 3e-2, 1e-1
+"""Allowed difference of a gradient, relative to its norm: where all is computed in float32, where not, and where
+products are in int8, whose scales are those of each device's part."""
 NOISE = 20.0
 """And how many times as large as that which another order of the examples makes on one device: sums of many terms, and
 updates by the sign of a gradient, round more than this."""
@@ -142,12 +143,13 @@ def agreement(
     engines: Mapping[str, Any],
     meshes: Sequence[Mesh],
     *,
-    exact: bool,
+    tolerance: float,
     changes: Sequence[str],
     say: Say,
 ) -> Agreement:
     """Train the changed recipe on each mesh with each engine, from the same parameters and with the same batches, and
-    compare. `exact`: whether all is computed in float32. `changes`: the overrides that the reference did not have."""
+    compare. `tolerance`: that of a gradient, relative to its norm. `changes`: the overrides that the reference
+    did not have."""
     devices, source, steps = jax.devices(), changed.data.open("train"), reference.steps
     result = Agreement(
         changed.name,
@@ -169,7 +171,7 @@ def agreement(
             except (RecipeError, DataError) as error:
                 result.comparisons.append(Comparison(text, name, refused=error.message.partition("\n")[0]))
                 continue
-            worst = _worst(compare(reference.expected, found), reference.noise, EXACT if exact else ROUNDED)
+            worst = _worst(compare(reference.expected, found), reference.noise, tolerance)
             result.comparisons.append(Comparison(text, name, "", *worst))
     return result
 
@@ -193,11 +195,13 @@ def _as_many(devices: Sequence[Device], mesh: Mesh) -> Sequence[Device]:
     return devices[: mesh.least] if mesh.exact else devices
 
 
-def is_exact(recipe: Recipe) -> bool:
-    """Whether all is computed in float32, products too."""
+def tolerance(recipe: Recipe) -> float:
+    """The allowed difference of a gradient for this precision, relative to its norm."""
     precision = recipe.precision
+    if precision.matmul == "int8":
+        return INT8
     products = jax.default_backend() == "cpu" or precision.matmul == "highest"
-    return precision.compute == precision.loss == "float32" and products
+    return EXACT if precision.compute == precision.loss == "float32" and products else ROUNDED
 
 
 def _worst(found: Differences, noise: Differences, tolerance: float) -> tuple[Worst, Worst, Worst]:

@@ -19,7 +19,7 @@ from dtrain.assembly.state import create_state, saved
 from dtrain.checkpoint.store import Store
 from dtrain.checkpoint.tensors import InMemory, Tensors, opened
 from dtrain.core.errors import RecipeError
-from dtrain.core.files import overwrite
+from dtrain.core.files import overwrite, read_object
 from dtrain.core.lease import Lease, hold_lease
 from dtrain.core.run_dir import Folder, folder, saved_steps
 from dtrain.core.types import JsonObject
@@ -225,8 +225,7 @@ lora:
   rank: 16
   alpha: 32
   targets: ["blocks.query.weight", "blocks.key.weight", "blocks.value.weight", "blocks.out.weight"{mlp}]
-  dtype: bfloat16 # of what is frozen: half the memory, and the same results with compute: bfloat16
-data:
+{dtype}data:
   kind: chat
   files: [{files}]
   length: {length}
@@ -241,6 +240,9 @@ batch: 8
 epochs: 2
 track: {{every: 10}}
 """
+
+
+HALF = "  dtype: bfloat16 # of what is frozen, as it was published: half the memory\n"
 
 
 def import_published(
@@ -286,7 +288,7 @@ def import_published(
         path = out or Path(f"{name}-tune.yaml")
         if path.exists():
             raise RecipeError(f"{path} exists already", "give another name: --out NAME")
-        return _written(path, name, f"weights: {source}", published, str(place), tokenizer is not None, data)
+        return _written(path, name, f"weights: {source}", source, published, str(place), tokenizer is not None, data)
     own = str(run_dir.path / TOKENIZER)  # without a file there, what needs a tokenizer is refused
     values: JsonObject = {
         "model": given_part(published.model),
@@ -301,7 +303,7 @@ def import_published(
         recipe = dataclasses.replace(load(path, overrides, devices), name=name)
     import_params(recipe, runs, source, say, before=lambda run_dir: copy_tokenizer(place, run_dir.path / TOKENIZER))
     path = Path(f"{name}-tune.yaml")
-    return _written(path, name, f"run: {run_dir.path}", published, own, tokenizer is not None)
+    return _written(path, name, f"run: {run_dir.path}", source, published, own, tokenizer is not None)
 
 
 def tokenizer_in(folder: Path) -> Path | None:
@@ -318,10 +320,17 @@ def _report_tokenizer(path: Path, model: Decoder, say: Say) -> None:
         )
 
 
+def _dtype(source: Path) -> str:
+    """The dtype of published parameters, as their config.json says; empty if it does not."""
+    config = read_object(source / CONFIG)
+    return str(config.get("dtype") or config.get("torch_dtype") or "")
+
+
 def _written(
     path: Path,
     name: str,
     origin: str,
+    source: Path,
     published: Published,
     tokenizer: str,
     found: bool,
@@ -348,6 +357,7 @@ def _written(
         model=dump({"model": section}),
         origin=origin,
         mlp=gated,
+        dtype=HALF if _dtype(source) == "bfloat16" else "",
         length=min(LENGTH, model.context),
         tokenizer=tokenizer if found else "FOLDER  # the weights came without one: name a folder with a tokenizer.json",
         template=template,

@@ -19,10 +19,11 @@ from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError, RecipeError
 from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import Batch, tokens_in
+from dtrain.data.batches import refuse_changed
 from dtrain.data.class_weights import class_counts, class_weights
 from dtrain.data.lost_text import lost_text
 from dtrain.data.overlap import overlap
-from dtrain.data.source import UNKNOWN, Source, refuse_changed
+from dtrain.data.source import UNKNOWN, Source
 from dtrain.inference.evaluate import text_bytes
 from dtrain.models.nn.param import count, trained
 from dtrain.parallel.compile_cache import Counter

@@ -221,4 +221,5 @@ def _export_adapters(loaded: LoadedRun, folder: Path, dtype: DType, about: Mappi
     config, path = adapter_config(loaded.lora, tensors), folder / f"adapter_model{SUFFIX}"
     write(path, _cast(tensors, dtype), about)
     overwrite(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")
-    return [_written(path), "adapter_config.json: for PEFT, on the model that the base came from"]
+    kept = f", in {own}: this run has it so" if (own := loaded.lora.dtype) else ""
+    return [_written(path), f"adapter_config.json: for PEFT, on the model that the base came from{kept}"]

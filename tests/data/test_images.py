@@ -10,9 +10,9 @@ from PIL import Image
 
 from dtrain.core.errors import DataError
 from dtrain.data import image_files
+from dtrain.data.batches import refuse_changed
 from dtrain.data.image_files import ImageFiles
 from dtrain.data.images import Images
-from dtrain.data.source import refuse_changed
 
 
 def picture(path: Path, shade: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from dtrain.core.errors import DataError
 from dtrain.data import digest_cache as known
 from dtrain.data import tokens as tokens_module
-from dtrain.data.source import refuse_changed
+from dtrain.data.batches import refuse_changed
 from dtrain.data.stream import Stream, opened
 from dtrain.data.tokens import Tokens
 

@@ -77,7 +77,7 @@ def bill_of(rates: Rates = Rates(), wanted: Wanted = Wanted(tokens=1e12), **chan
 
 
 def test_a_bill_is_steps_times_their_time_and_the_price_of_the_chips() -> None:
-    found = bill_of()
+    found = bill_of(**{"data.test": 0.0})
     timing = found.plan.timing
     assert timing and timing.tokens == 256 * 128
     assert found.steps == math.ceil(1e12 / timing.tokens)
@@ -284,9 +284,13 @@ def test_evaluations_take_a_third_of_the_time_of_a_training_example() -> None:
     """Twice a ninth of the rows that are trained on, by default; then what the recipe says."""
     base = bill_of(**{"evaluate.every": 0})
     assert base.evaluations == (1, pytest.approx(1 / 9 / 3))
-    assert bill_of().evaluations == (2, pytest.approx(2 / 9 / 3))
-    assert bill_of(**{"data.test": 0.001}).evaluations == (10, pytest.approx(10 / 999 / 3))
-    less = bill_of(**{"data.test": 0.0})
+    assert bill_of(**{"evaluate.every": "null"}).evaluations == (2, pytest.approx(2 / 9 / 3))
+    assert bill_of(**{"evaluate.every": "null", "data.test": 0.001}).evaluations == (10, pytest.approx(10 / 999 / 3))
+    assert bill_of(**{"evaluate.every": 7}).evaluations is None  # of texts, how many is not known
+    tokens = {"data": "{kind: tokens, files: [x.bin], length: 128, test: 0.001}"}
+    often = bill_of(**tokens, **{"evaluate.every": 1_000_000})
+    assert often.evaluations == (31, pytest.approx(31 / 999 / 3))
+    less = bill_of(**{"data.test": 0.0, "evaluate.every": 0})
     assert less.evaluations == (0, 0.0)
     assert base.hours[0] == pytest.approx(less.hours[0] * (1 + 1 / 27))
     named = bill_of(**{"data.test_files": "[x.txt]"})
@@ -295,17 +299,19 @@ def test_evaluations_take_a_third_of_the_time_of_a_training_example() -> None:
 
 
 def test_epochs_say_how_often_the_same_examples_are_evaluated() -> None:
-    once = bill_of(wanted=Wanted(), **{"steps": "null", "epochs": 1, "evaluate.every": 0})
-    often = bill_of(wanted=Wanted(), **{"steps": "null", "epochs": 4, "evaluate.every": 0})
+    epochs = {"steps": "null", "evaluate.every": 0, "optimizer.schedule": "constant"}
+    once = bill_of(wanted=Wanted(), **epochs, epochs=1)
+    often = bill_of(wanted=Wanted(), **epochs, epochs=4)
     assert (once.passes, often.passes) == (1, 4)
     assert once.evaluations and often.evaluations
     assert often.evaluations[1] == pytest.approx(once.evaluations[1] / 4)
-    assert bill_of(wanted=Wanted(tokens=1e12), **{"steps": "null", "epochs": 4}).passes == 1
+    assert bill_of(wanted=Wanted(tokens=1e12), **epochs, epochs=4).passes == 1
 
 
 def test_files_of_tokens_are_read_before_the_first_step() -> None:
     words = {"data": "{kind: tokens, files: [x.bin], length: 128, dtype: uint32, test: 0.5}"}
-    found, texts = bill_of(**words), bill_of(**{"data.test": 0.5})
+    every: dict[str, Any] = {"evaluate.every": 0}
+    found, texts = bill_of(**words, **every), bill_of(**{"data.test": 0.5}, **every)
     assert found.plan.timing
     assert found.read_bytes == pytest.approx(found.steps * found.plan.timing.tokens * 4 / 0.5)
     assert texts.read_bytes == 0

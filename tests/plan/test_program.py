@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.core.chips import CHIPS
 from dtrain.parallel.mesh import Mesh
-from dtrain.plan.compiled import lacks_main_memory
+from dtrain.plan.compiled import lacks_main_memory, without_aliases
 from dtrain.plan.cost import Costs, product_flops
 from dtrain.plan.network import Network, dims_used, members
 from dtrain.plan.program import Op, arrays, read, trips
@@ -304,3 +304,38 @@ calls=%async_collective_fusion.1
 def test_a_kernel_in_a_fusion_that_overlaps_with_a_collective_is_counted() -> None:
     live = 9 / 16  # of 8 x 8 blocks, those on and below the diagonal
     assert replayed(KERNEL_IN_FUSION).kernel_flops == 2 * 2 * 32 * 4096 * 4096 * 128 * live
+
+
+def test_an_array_that_a_loop_carries_has_memory_once() -> None:
+    """As in a dump for v5p, which lists what a loop begins with and the loop's parameter, in the same memory."""
+    live = {
+        "custom-call.10{}": 500,
+        "wide.param.80{8}": 500,
+        "wide.param.80{2}": 100,
+        "fusion.3{}": 200,
+        "copy.1{}": 100,
+    }
+    assert without_aliases(live, 800) == {"custom-call.10{}": 500, "fusion.3{}": 200, "copy.1{}": 100}
+    assert without_aliases(live, 900) == {name: size for name, size in live.items() if name != "wide.param.80{8}"}
+    assert without_aliases(live, 1400) == live
+    alone = {"wide.param.80{8}": 500, "fusion.3{}": 200}
+    assert without_aliases(alone, 400) == alone  # nothing of that size beside it
+
+
+def test_products_of_int8_have_a_rate_of_their_own() -> None:
+    text = """HloModule jit_step, is_scheduled=true
+
+ENTRY %main (a: KIND[4096,4096], b: OTHER[4096,4096]) -> SUM[4096,4096] {
+  %a = KIND[4096,4096]{1,0:T(8,128)} parameter(0)
+  %b = OTHER[4096,4096]{1,0:T(8,128)} parameter(1)
+  ROOT %y = SUM[4096,4096]{1,0:T(8,128)} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+    def product(kind: str, other: str, sums: str) -> float:
+        return replayed(text.replace("KIND", kind).replace("OTHER", other).replace("SUM", sums)).parts["product"]
+
+    plain = product("bf16", "bf16", "bf16")
+    assert product("s8", "s8", "s32") == pytest.approx(plain / V5E.int8)
+    assert product("s8", "bf16", "bf16") == product("bf16", "bf16", "f32") == plain
+    assert V5E.int8 == 2.0

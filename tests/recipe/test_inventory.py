@@ -42,6 +42,16 @@ def test_files_that_are_only_here_are_refused_where_hosts_do_not_share_them() ->
         assert needs(TOKENS.format(f'"{name}"'), SKY)[1:] == ([f"needs data.files  {name}: {place}"], [])
 
 
+def test_folders_that_gke_does_not_mount_are_named() -> None:
+    gke = "launch={kind: gke, on: v5e-16, image: x/y, bucket: runs, hours: 2}"
+    elsewhere, there = (needs(TOKENS.format(f'"{name}"'), gke)[1] for name in ("/mnt/dtrain/*.bin", "/runs/data/*.bin"))
+    assert elsewhere == [
+        "needs data.files  /mnt/dtrain/*.bin: only if the image has it",
+        "warning: besides the image, the hosts have /recipe (the recipe), /runs (the bucket of the runs) alone",
+    ]
+    assert there == ["needs data.files  /runs/data/*.bin: not checked"]
+
+
 def test_hosts_of_the_user_may_have_them(tmp_path: Path) -> None:
     assert needs(TOKENS.format('"x.bin"'), SSH)[1:] == (["needs data.files  x.bin: not checked"], [])
     path = tmp_path / "x.bin"

@@ -232,6 +232,11 @@ def test_weights_without_a_tokenizer_can_be_given_one(dtrain: Dtrain, published:
     shown = dtrain("import", "alone", "--out", "a").stderr
     assert "next: name a tokenizer's folder in a-tune.yaml, as data.tokenizer; then" in shown
     assert "generate" not in shown and "tokenizer: FOLDER" in (published / "a-tune.yaml").read_text()
+    assert "bfloat16 # of what is frozen" not in (published / "a-tune.yaml").read_text()
+    config = json.loads((published / "alone" / "config.json").read_text())
+    (published / "alone" / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    dtrain("import", "alone", "--out", "half", "--recipe-only")
+    assert "  dtype: bfloat16 # of what is frozen, as it was published" in (published / "half-tune.yaml").read_text()
     shown = dtrain("import", "alone", "--out", "b", "--tokenizer", "published").stderr
     (command,) = [line for line in shown.splitlines() if line.startswith("next: ")]
     assert command.endswith("generate b --prompt '...'")

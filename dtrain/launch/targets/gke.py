@@ -4,7 +4,7 @@ import json
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -37,6 +37,8 @@ LABEL = "dtrain-launch"
 """Label with the launch id, on every object that a launch creates."""
 SECRET = "dtrain"
 """The Kubernetes secret that holds the values of `environment`."""
+RUNS = "/runs"
+"""Where the volume of the run folders is mounted (launch/jobset.yaml)."""
 SIDECAR = {"volumes": "true", "cpu-limit": "0", "memory-limit": "0", "ephemeral-storage-limit": "0"}
 """Annotations gke-gcsfuse/...: mount buckets, without default limits (a checkpoint being saved may exceed 5 GiB)."""
 COUNTS = ("active", "ready", "succeeded", "failed")
@@ -86,6 +88,10 @@ class JobSet(Rented):
         return -(-self.shape.chips // self.slices // self._resource[1])
 
     @property
+    def mounted(self) -> Mapping[str, str]:
+        return {"/recipe": "the recipe", RUNS: f"the {'bucket' if self.bucket else 'claim'} of the runs"}
+
+    @property
     def rate(self) -> float | None:
         """List price in dollars an hour; GPUs are priced by whole machines."""
         price = self.shape.chip and self.shape.chip.price
@@ -113,7 +119,7 @@ class JobSet(Rented):
             "run",
             "/recipe/recipe.yaml",
             "--runs-dir",
-            "/runs",
+            RUNS,
             *self.run_options(job),
         ]
         own, first = {LABEL: job.launch}, f"{job.name}-slice-0-0.{job.name}:8476"

@@ -1,4 +1,5 @@
-"""The product of activations with a matrix, with its own gradient: order of operands and dtype of sums are chosen."""
+"""The product of activations with a matrix, with its own gradient: order and dtype of operands and dtype of sums are
+chosen."""
 
 import math
 from collections.abc import Iterator
@@ -11,30 +12,34 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from dtrain.models.nn.int8 import int8_matmul
 from dtrain.models.nn.low_rank import LowRank
 from dtrain.models.nn.remat import PRODUCT
 from dtrain.models.nn.vma import axes_of, varied, vary
 
+_INT8 = ContextVar("int8", default=False)
 _FLOAT32_SUMS = ContextVar("float32_sums", default=True)
 _FLAT = ContextVar("flat", default=False)
 _ON_TPU = ContextVar("on_tpu", default=False)
 
 
 @contextmanager
-def products(float32_sums: bool, flat: bool, on_tpu: bool = False) -> Iterator[None]:
+def products(float32_sums: bool, flat: bool, on_tpu: bool = False, int8: bool = False) -> Iterator[None]:
     """Within this context, steps are traced with gradients of matrices summed in float32, or in the compute dtype.
 
     `flat`: activations are multiplied as matrices. XLA:CPU copies those with more dims into another order first, which
     takes longer than the product. Not for a compiler that splits tokens over devices: it would have to gather them.
-    `on_tpu`: `on_tpu()` is true.
+    `on_tpu`: `on_tpu()` is true. `int8`: products are computed in int8.
     """
     tokens = _FLOAT32_SUMS.set(float32_sums), _FLAT.set(flat), _ON_TPU.set(on_tpu)
+    narrow = _INT8.set(int8)
     try:
         yield
     finally:
         _FLOAT32_SUMS.reset(tokens[0])
         _FLAT.reset(tokens[1])
         _ON_TPU.reset(tokens[2])
+        _INT8.reset(narrow)
 
 
 def on_tpu() -> bool:
@@ -71,19 +76,32 @@ _matmul.defvjp(_forward, _backward)
 
 
 def matmul(
-    x: jax.Array, w: jax.Array | LowRank, contract_dims: int = 1, name: str = PRODUCT, dtype: str | None = None
+    x: jax.Array,
+    w: jax.Array | LowRank,
+    contract_dims: int = 1,
+    name: str = PRODUCT,
+    dtype: str | None = None,
+    *,
+    narrow: bool = True,
 ) -> jax.Array:
     """x (..., *inner) times w (*inner, *outer), summed over the `contract_dims` inner dims: (..., *outer).
 
     Like `tensordot`, whose gradient of w is computed transposed: on a CPU that transpose costs more than the product.
     `name`: that of the result, for rematerialisation policies that save it. `dtype`: to which the sums are rounded;
-    default: that of x.
+    default: that of x. `narrow`: whether `precision.matmul` may compute it in int8: not for an output head, nor for
+    low-rank factors, which cost little.
     """
     if isinstance(w, LowRank):
-        adapted = matmul(matmul(x, w.a, contract_dims, name), w.b, name=name, dtype=dtype)
-        return matmul(x, w.base, contract_dims, name, dtype) + w.scale * adapted
+        small = matmul(x, w.a, contract_dims, name, narrow=False)
+        adapted = matmul(small, w.b, name=name, dtype=dtype, narrow=False)
+        return matmul(x, w.base, contract_dims, name, dtype, narrow=narrow) + w.scale * adapted
     outer = w.shape[contract_dims:]
     flat = w.reshape(math.prod(w.shape[:contract_dims]), -1)
     rows = vary(x.reshape(*x.shape[: x.ndim - contract_dims], -1), axes_of(w))
-    out: Any = _matmul(rows, varied(flat, axes_of(x)), dtype)
+    flat = varied(flat, axes_of(x))
+    if narrow and _INT8.get():
+        out: Any = int8_matmul(_rows(rows), flat, dtype or str(x.dtype))
+        out = out.reshape(*rows.shape[:-1], -1)
+    else:
+        out = _matmul(rows, flat, dtype)
     return checkpoint_name(out.reshape(*out.shape[:-1], *outer), name)

@@ -33,9 +33,11 @@ class Precision:
     """Dtype in which gradients are summed over devices. `compute`: the compute dtype for matrices, with half the
     traffic: under jit in every sum, under shard_map where fsdp splits them. Under jit the compiler sums the result of a
     product: that of a custom model's plain `@` is in the compute dtype with either value."""
-    matmul: Literal["default", "high", "highest"] = "default"
-    """Precision of float32 matrix products on TPUs and GPUs: `default`: one pass of bfloat16 or TF32; `high`: three
-    passes; `highest`: float32."""
+    matmul: Literal["default", "high", "highest", "int8"] = "default"
+    """Precision of matrix products. Of float32 on TPUs and GPUs: `default`: one pass of bfloat16 or TF32; `high`: three
+    passes; `highest`: float32. `int8`: products of activations with matrices, and their gradients, in int8 with a scale
+    for each row and column; not the output head of a decoder, experts' and attention's products. Faster on v5e, v5p,
+    v6e and GPUs."""
 
     def __post_init__(self) -> None:
         if self.params != "float32":
@@ -70,8 +72,9 @@ class Precision:
 
         `flat`, `on_tpu`: see `matmul.products`.
         """
-        exact = nullcontext() if self.matmul == "default" else jax.default_matmul_precision(self.matmul)
-        with products(self.reduce == "float32", flat, on_tpu), exact:
+        plain = self.matmul in ("default", "int8")
+        exact = nullcontext() if plain else jax.default_matmul_precision(self.matmul)
+        with products(self.reduce == "float32", flat, on_tpu, self.matmul == "int8"), exact:
             yield
 
 
