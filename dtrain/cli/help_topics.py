@@ -119,6 +119,9 @@ def _of_recipe(topic: str) -> list[str]:
     known = known_part(path)  # optimizer.groups.N.lr for optimizer.groups.0.lr
     path = known if known and known.count(".") == path.count(".") else path
     own = [key for key in keys if key.path == path]
+    section, _, kind = path.partition(".kind.")
+    if of_section := [key for key in named_kinds(keys).get(kind, []) if key.path == f"{section}.kind"]:
+        return _kind(of_section[0], keys)
     if not own and "." not in path:  # the last part of a path, where it is of one key only
         named = [key for key in keys if key.path.rpartition(".")[2] == path]
         whole = list(dict.fromkeys(key.path for key in named if key.typed) or dict.fromkeys(key.path for key in named))

@@ -10,6 +10,10 @@ PERCENT = "%"
 """Unit of a share: the value is a fraction of one and is shown in per cent."""
 
 
+LONG = 1e9
+"""From which values are written with an exponent, such as the perplexity of a run that diverged."""
+
+
 class Metric(NamedTuple):
     """A metric. A model declares those that its loss returns in `metrics`, so that the best checkpoint can be kept."""
 
@@ -23,7 +27,8 @@ class Metric(NamedTuple):
 
     def text(self, value: float) -> str:
         """The value with its unit."""
-        return f"{value:z.2%}" if self.unit == PERCENT else f"{value:z.4f}{f' {self.unit}' if self.unit else ''}"
+        number = f"{value:z.2%}" if self.unit == PERCENT else f"{value:z.4f}" if abs(value) < LONG else f"{value:.4g}"
+        return f"{number} {self.unit}" if self.unit not in ("", PERCENT) else number
 
 
 LOSS = Metric("loss", False, meaning="What is minimised: a mean over examples or tokens; loss/NAME of one source.")

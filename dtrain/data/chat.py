@@ -148,7 +148,8 @@ class Templated(Unaugmented, ABC):
             source = tokenizer.template
             if source is None:
                 message = f"the tokenizer {self.tokenizer} has no chat template"
-                raise DataError(message, "set data.template to chatml, llama3, alpaca, plain, or to a file")
+                other = "name the model's tokenizer in data.tokenizer, or " if self.tokenizer == BYTES else ""
+                raise DataError(message, f"{other}set data.template to chatml, llama3, alpaca, plain, or to a file")
             return Template(source, tokenizer.special, tokenizer.tools_template)
         if self.template in NAMED:
             source = NAMED[self.template]

@@ -127,7 +127,7 @@ class Mesh:
         """Every axis with its size on that many devices; raises FieldError if they do not fit."""
         if devices % self.least or (self.exact and devices != self.least):
             relation = "!=" if self.exact else "does not divide"
-            hint = f"set one axis to -1 to fill it, or use {self.least} devices; run --devices {self.least} fakes them"
+            hint = f"set one axis to -1 to fill it, or use {self.least} devices (`run --devices` fakes them)"
             raise FieldError("", f"{self._product()}: {self.least} {relation} {devices} devices", hint)
         fill = devices // self.least
         return self.given | {axis: fill * self.given[axis] for axis in AXES if getattr(self, axis) == -1}

@@ -134,6 +134,12 @@ def test_errors_end_with_what_explains_them(in_process: Dtrain, tmp_path: Path) 
     assert more("new", str(tmp_path / "empty.csv"), code=4) == "E-DATA"
 
 
+def test_a_kind_may_be_named_with_its_section(in_process: Dtrain) -> None:
+    assert in_process("help", "data.kind.preference").stdout == in_process("help", "preference").stdout
+    assert in_process("help", "objective.kind.dpo").stdout.startswith("objective: {kind: dpo}")
+    assert "there is no help on 'data.kind.dpo'; on data.kind:" in in_process("help", "data.kind.dpo").stderr
+
+
 def test_a_name_of_a_verb_and_a_kind_explains_both(in_process: Dtrain) -> None:
     shown = in_process("help", "chat").stdout
     assert shown.startswith("data: {kind: chat}")

@@ -277,8 +277,12 @@ def test_the_template_and_special_tokens_come_with_the_tokenizer(tmp_path: Path)
     assert ids.count(own.token_id("<|im_start|>")) == 2
     assert data.open("train").bytes_per_token == pytest.approx(len("Hi 🙂".encode()) / (target >= 0).sum())
     bare = tokenizer(tmp_path / "bare", None)
-    with pytest.raises(DataError, match="bare has no chat template"):
+    with pytest.raises(DataError, match="bare has no chat template") as caught:
         chat(tmp_path, {"messages": TALK}, template=None, tokenizer=str(bare)).open("train")
+    assert caught.value.hint.startswith("set data.template to")
+    with pytest.raises(DataError, match="the tokenizer bytes has no chat template") as caught:
+        chat(tmp_path, {"messages": TALK}, template=None, tokenizer="bytes").open("train")
+    assert caught.value.hint.startswith("name the model's tokenizer in data.tokenizer, or set data.template")
     assert len(chat(tmp_path, {"text": "Hello"}, template=None, tokenizer=str(bare)).open("train")) == 1
 
 

@@ -30,11 +30,12 @@ class Scaled(NamedTuple):
     scale: jax.Array
 
 
-def scaled(x: jax.Array, dims: tuple[int, ...]) -> Scaled:
+def scaled(x: jax.Array, dims: tuple[int, ...], on_tpu: bool) -> Scaled:
     """x, with a scale for all values along `dims`, which keep size 1 there. Where x is not finite, its scale is not."""
     wide = x.astype(jnp.float32)
-    # a maximum may leave out NaN, as XLA:CPU's does; a sum does not
-    largest = jnp.max(jnp.abs(wide), axis=dims, keepdims=True) + 0 * jnp.sum(wide, axis=dims, keepdims=True)
+    largest = jnp.max(jnp.abs(wide), axis=dims, keepdims=True)
+    if not on_tpu:  # a maximum of XLA:CPU may leave out NaN; a sum does not
+        largest = largest + 0 * jnp.sum(wide, axis=dims, keepdims=True)
     scale = jnp.where(largest < LARGEST * jnp.finfo(jnp.float32).tiny, 1.0, largest / LARGEST)
     return Scaled(jnp.round(wide / scale).astype(jnp.int8), scale)
 
@@ -48,33 +49,33 @@ def _dot(a: jax.Array, b: jax.Array, dims: tuple[tuple[int, ...], tuple[int, ...
     return jax.lax.dot_general(a, b, (dims, ((), ())), preferred_element_type=jnp.int32).astype(jnp.float32)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def int8_matmul(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def int8_matmul(x: jax.Array, w: jax.Array, dtype: str, on_tpu: bool) -> jax.Array:
     """x (..., E) times w (E, F): (..., F), rounded to `dtype`. ValueError if E is more than MOST."""
-    return _forward(x, w, dtype)[0]
+    return _forward(x, w, dtype, on_tpu)[0]
 
 
-def _forward(x: jax.Array, w: jax.Array, dtype: str) -> tuple[jax.Array, Any]:
+def _forward(x: jax.Array, w: jax.Array, dtype: str, on_tpu: bool) -> tuple[jax.Array, Any]:
     if x.shape[-1] > MOST:
         raise ValueError(f"a product in int8 sums at most {MOST:,} products; this one has {x.shape[-1]:,}")
     last = x.ndim - 1
-    own, other = scaled(x, (last,)), scaled(w, (0,))
+    own, other = scaled(x, (last,), on_tpu), scaled(w, (0,), on_tpu)
     out = _dot(own.values, other.values, ((last,), (0,))) * own.scale * _across(other, x.ndim)
     return out.astype(dtype), (own, other, jnp.zeros((), x.dtype), jnp.zeros((), w.dtype))
 
 
-def _backward(_: str, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(_: str, on_tpu: bool, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     own, other, like_x, like_w = saved
     last, rows = g.ndim - 1, tuple(range(g.ndim - 1))
     wide = g.astype(jnp.float32)
-    left = scaled(wide * _across(other, g.ndim), (last,))
+    left = scaled(wide * _across(other, g.ndim), (last,), on_tpu)
     of_x = _dot(left.values, other.values, ((last,), (1,))) * left.scale
     if math.prod(g.shape[:-1]) > MOST:  # of this device under shard_map, of all under jit
         x = (own.values.astype(jnp.float32) * own.scale).astype(like_x.dtype)
         dims = ((rows, rows), ((), ()))
         of_w = jax.lax.dot_general(x, g.astype(x.dtype), dims, preferred_element_type=jnp.float32)
     else:
-        right = scaled(wide * own.scale, rows)
+        right = scaled(wide * own.scale, rows, on_tpu)
         of_w = _dot(own.values, right.values, (rows, rows)) * right.scale.reshape(1, -1)
     return of_x.astype(like_x.dtype), of_w.astype(like_w.dtype)
 

@@ -100,7 +100,7 @@ def matmul(
     rows = vary(x.reshape(*x.shape[: x.ndim - contract_dims], -1), axes_of(w))
     flat = varied(flat, axes_of(x))
     if narrow and _INT8.get():
-        out: Any = int8_matmul(_rows(rows), flat, dtype or str(x.dtype))
+        out: Any = int8_matmul(_rows(rows), flat, dtype or str(x.dtype), on_tpu())
         out = out.reshape(*rows.shape[:-1], -1)
     else:
         out = _matmul(rows, flat, dtype)

@@ -41,7 +41,7 @@ def whole(x: np.ndarray, axis: int | tuple[int, ...]) -> tuple[np.ndarray, np.nd
 def test_int8_products_are_those_of_whole_numbers() -> None:
     x, w, g = (values.astype(np.float32) for values in (X, W, G))
     (qx, sx), (qw, sw) = whole(x, 2), whole(w, 0)
-    out, pull = jax.vjp(lambda x, w: int8_matmul(x, w, "float32"), x, w)
+    out, pull = jax.vjp(lambda x, w: int8_matmul(x, w, "float32", on_tpu=False), x, w)
     np.testing.assert_allclose(out, (qx @ qw) * sx * sw, rtol=1e-4)
     of_x, of_w = pull(g)
     left, left_scale = whole(g * sw, 2)
@@ -79,7 +79,7 @@ def test_sums_that_could_overflow_are_not_made_in_int8(monkeypatch: pytest.Monke
     rows = jnp.asarray(np.concatenate([X] * 5), "float32")
 
     def gradient(w: jax.Array) -> jax.Array:
-        return jax.grad(lambda w: int8_matmul(rows, w, "float32").sum())(w)
+        return jax.grad(lambda w: int8_matmul(rows, w, "float32", on_tpu=False).sum())(w)
 
     program = jax.make_jaxpr(gradient)(jnp.asarray(W, "float32")).jaxpr
     kinds = [str(e.invars[0].aval.dtype) for e in equations(program) if e.primitive.name == "dot_general"]
@@ -87,7 +87,7 @@ def test_sums_that_could_overflow_are_not_made_in_int8(monkeypatch: pytest.Monke
     exact = np.repeat(np.asarray(rows, np.float64).sum((0, 1))[:, None], 32, 1)
     assert off(gradient(jnp.asarray(W, "float32")), exact) < ROUNDED
     with pytest.raises(ValueError, match="a product in int8 sums at most 64 products; this one has 128"):
-        int8_matmul(jnp.ones((2, 128)), jnp.ones((128, 2)), "float32")
+        int8_matmul(jnp.ones((2, 128)), jnp.ones((128, 2)), "float32", on_tpu=False)
 
 
 def test_low_rank_factors_are_not_rounded() -> None:
