@@ -29,6 +29,7 @@ TPU_HOST = 4
 """Chips of a host of TPUs, in slices of several hosts."""
 ENGINES, MESHES = 1, 3
 """How many other engines and meshes a table of changes has, the simplest first."""
+MAY_FIT = "may fit: compile it"
 GB = 1e9
 MONTH = 730.0
 """Hours."""
@@ -170,7 +171,8 @@ class Bill:
 
     def misses(self, wanted: Wanted) -> list[str]:
         """Which limits it may miss, at the most that is expected."""
-        found = ["never ends"] if math.isinf(self.hours[1]) else []
+        found = [] if self.plan.surely_fits else [MAY_FIT]
+        found += ["never ends"] if math.isinf(self.hours[1]) else []
         if wanted.hours is not None and self.hours[1] > wanted.hours:
             found.append("may be late" if self.hours[0] <= wanted.hours else "late")
         if wanted.dollars is not None and self.dollars and self.dollars[1] > wanted.dollars:
@@ -256,8 +258,8 @@ class _TooLarge(RecipeError):
 
 
 def _bill(recipe: Recipe, on: Target, wanted: Wanted, rates: Rates, say: Say) -> Bill:
-    """The bill on one target, with the first mesh that fits: the recipe's own, all devices on fsdp, fsdp x tensor; else
-    with the first of them and another remat policy or more microbatches.
+    """The bill on one target, with the first mesh that surely fits: the recipe's own, all devices on fsdp, fsdp x
+    tensor; else with the first of them and another remat policy or more microbatches; else with what may fit.
 
     _TooLarge if none does."""
     say(f"planning {on.name}")
@@ -265,20 +267,25 @@ def _bill(recipe: Recipe, on: Target, wanted: Wanted, rates: Rates, say: Say) ->
     reason = f"a batch of {recipe.batch:,} does not split over the {on.devices:,} devices of {on.name}"
     needed: StateSize | None = None
     first: Candidate | None = None
+    perhaps: tuple[Candidate, Plan] | None = None
     for candidate in (one for one in candidates if "batch" not in one.changes):
         plan = PlanJob(candidate.recipe, on, quick=True).make()
         if not isinstance(plan, Plan):
             reason = plan.message
-        elif plan.timing and plan.fits:
+        elif plan.timing and plan.surely_fits:
             return Bill(plan, _steps(plan, wanted), rates, _changes(recipe, candidate))
         else:
             reason, needed = f"does not fit on {on.name}", state(plan.memory, on)
             first = first or candidate
+            perhaps = perhaps or ((candidate, plan) if plan.timing and plan.fits else None)
     if first and needed and needed.total <= on.devices * room(on):
         say(f"planning {on.name} with less memory")
-        if found := _with_less_memory(first, on):
-            candidate, plan = found
-            return Bill(plan, _steps(plan, wanted), rates, _changes(recipe, candidate))
+        found = _with_less_memory(first, on)
+        if found and (perhaps is None or found[1].surely_fits):
+            perhaps = found
+    if perhaps:
+        candidate, plan = perhaps
+        return Bill(plan, _steps(plan, wanted), rates, _changes(recipe, candidate))
     raise _TooLarge(reason, needed)
 
 
@@ -290,8 +297,8 @@ def _changes(recipe: Recipe, candidate: Candidate) -> dict[str, Any]:
 
 
 def _with_less_memory(candidate: Candidate, on: Target) -> tuple[Candidate, Plan] | None:
-    """The fastest that fits with one setting changed: what a layer saves, how the loss is split, the number of
-    microbatches; None if none fits."""
+    """The fastest that surely fits, else that fits, with one setting changed: what a layer saves, how the loss is
+    split, the number of microbatches; None if none fits."""
     one = (
         other
         for other in remat_variants(candidate, on)
@@ -299,7 +306,11 @@ def _with_less_memory(candidate: Candidate, on: Target) -> tuple[Candidate, Plan
     )
     planned = ((other, PlanJob(other.recipe, on, quick=True).make()) for other in one)
     fitting = [(other, plan) for other, plan in planned if isinstance(plan, Plan) and plan.timing and plan.fits]
-    return min(fitting, key=lambda pair: pair[1].timing.seconds if pair[1].timing else math.inf, default=None)
+
+    def rank(pair: tuple[Candidate, Plan]) -> tuple[bool, float]:
+        return not pair[1].surely_fits, pair[1].timing.seconds if pair[1].timing else math.inf
+
+    return min(fitting, key=rank, default=None)
 
 
 def what_if(bill: Bill, say: Say) -> Iterator[tuple[str, Bill | str]]:

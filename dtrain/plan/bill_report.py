@@ -51,7 +51,7 @@ def _row(bill: Bill, wanted: Wanted, unit: str) -> str:
     notes = [*bill.misses(wanted), *(f"with {override}" for override in _overrides(bill) if override[:5] != "mesh=")]
     return (
         f"{bill.name:<14}{mesh:<24}{ms(plan.timing.seconds):>9}{plan.timing.mfu:>7.1%}{days:>18}{good:>14}"
-        f"{price:>22}{'  ' + ', '.join(notes) if notes else ''}"
+        f" {price:>21}{'  ' + ', '.join(notes) if notes else ''}"
     )
 
 
@@ -166,7 +166,7 @@ def _changes(bill: Bill, base: Bill, unit: str) -> str:
     assert bill.plan.timing
     days, price = _times(bill, unit), _range(bill.dollars, "$") if bill.dollars else "no price"
     share = bill.hours[1] / base.hours[1] - 1
-    against = "" if bill is base else f"  {share:+.0%}"
+    against = "" if bill is base else f"  {share:+.0%}{'' if bill.plan.surely_fits else ', may fit'}"
     return f"{ms(bill.plan.timing.seconds):>9}{days:>18}{price:>22}{against}"
 
 

@@ -15,8 +15,8 @@ from dtrain.cli.plan_bill import amount, hours
 from dtrain.core.errors import RecipeError
 from dtrain.core.shipped import find
 from dtrain.core.slices import target
-from dtrain.plan.bill import Bill, Wanted, bills, targets, what_if
-from dtrain.plan.bill_report import bill_lines, bill_values
+from dtrain.plan.bill import MAY_FIT, Bill, Wanted, bills, targets, what_if
+from dtrain.plan.bill_report import bill_lines, bill_values, what_if_lines
 from dtrain.plan.rates import Rates, Reliability, read_rates
 from dtrain.plan.report import CHECKS
 from dtrain.recipe.load import load
@@ -321,3 +321,16 @@ def test_files_of_tokens_are_read_before_the_first_step() -> None:
     assert slow.read == pytest.approx(10 * found.read)
     assert any("a data.cache that all hosts share divides that by their number, 4" in line
                for line in bill_lines([found], [], Wanted()))  # fmt: skip
+
+
+def test_what_only_may_fit_meets_no_limit_surely() -> None:
+    """A quick plan that fits by less than what compilers took beyond such plans."""
+    found = bill_of()
+    full = dataclasses.replace(found.plan.memory, peak=int(0.95 * found.plan.memory.room))
+    close = dataclasses.replace(found, plan=dataclasses.replace(found.plan, memory=full))
+    assert close.plan.fits and not close.plan.surely_fits
+    assert (found.misses(Wanted()), close.misses(Wanted())) == ([], [MAY_FIT])
+    shown = list(bill_lines([found, close], [], Wanted()))
+    assert shown[2].endswith(f"  {MAY_FIT}") and not shown[1].endswith(MAY_FIT)
+    assert list(what_if_lines(found, [("as full", close)]))[-1].endswith("+0%, may fit")
+    assert bill_values(close, Wanted())["misses"] == [MAY_FIT]

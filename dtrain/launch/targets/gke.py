@@ -14,7 +14,7 @@ from annotated_types import Ge
 
 from dtrain.core.chips import PER_HOST
 from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, Locked, RecipeError
-from dtrain.core.process_info import exports
+from dtrain.core.process_info import REPLACES_HOSTS, exports
 from dtrain.core.slices import Target as Slice
 from dtrain.core.types import JsonObject, Positive
 from dtrain.launch.bucket import check_bucket, check_stop_request, remove_stop_request, stop_url
@@ -109,7 +109,9 @@ class JobSet(Rented):
         queue = {"kueue.x-k8s.io/queue-name": self.queue} if self.queue else {}
         mounts = {f"gke-gcsfuse/{key}": value for key, value in SIDECAR.items()} if self.bucket else {}
         taints = [name, "cloud.google.com/gke-spot"] if self.spot else [name]
-        variables: list[JsonObject] = [{"name": key, "value": value} for key, value in job.environment().items()]
+        # a host that is lost ends the others with 75, and JobSet starts all of them again: a rule of launch/jobset.yaml
+        given = {**job.environment(), REPLACES_HOSTS: "1"}
+        variables: list[JsonObject] = [{"name": key, "value": value} for key, value in given.items()]
         for key in self.environment:
             variables.append({"name": key, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}})
         command = [

@@ -139,7 +139,8 @@ def test_invalid_sections_are_refused(tmp_path: Path, launch: str, values: str) 
 
 def test_a_pod_has_the_launch_id_secrets_by_name_and_shared_memory() -> None:
     (container,) = pod("gpu")["spec"]["containers"]
-    own, *secrets = container["env"][1:]
+    own, replaces, *secrets = container["env"][1:]
+    assert replaces == {"name": "DTRAIN_REPLACES_HOSTS", "value": "1"}  # what is lost ends the others with 75
     assert own == {"name": "DTRAIN_LAUNCH", "value": JOB.launch}
     keys = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in secrets}
     assert keys == {name: {"name": "dtrain", "key": name} for name in ("WANDB_API_KEY", "HF_TOKEN")}
