@@ -102,6 +102,6 @@ def show_bills(
         for line in what_if_lines(found[0], others) if changes and found else ():
             typer.echo(line)
     if not found or found[0].misses(limits):
-        typer.echo("nothing that was planned is sure to meet the limits", err=True)
+        typer.echo("nothing that was planned is sure to meet the limits, and to fit", err=True)
         return EnvironmentFault.exit_code
     return 0

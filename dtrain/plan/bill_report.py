@@ -9,7 +9,7 @@ from dtrain.assembly.explain import size_text
 from dtrain.core.counts import ms
 from dtrain.core.types import JsonObject
 from dtrain.parallel.mesh import mesh_text
-from dtrain.plan.bill import Bill, Wanted
+from dtrain.plan.bill import MAY_FIT, Bill, Wanted
 from dtrain.plan.money import stale
 
 SHOWN = 12
@@ -33,7 +33,7 @@ def bill_lines(
     if len(bills) > SHOWN:
         yield f"and {len(bills) - SHOWN} more"
     yield from (f"not planned: {reason}" for reason in failed)
-    if bills and not bills[0].misses(wanted):
+    if bills and set(bills[0].misses(wanted)) <= {MAY_FIT}:
         yield ""
         yield from _detail(bills[0])
     if any(bill.plan.target.chip and bill.plan.target.chip.name not in bill.rates.prices for bill in bills):

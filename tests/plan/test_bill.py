@@ -268,7 +268,7 @@ def test_another_remat_policy_is_taken_where_that_of_the_recipe_does_not_fit() -
     assert remat == bill.plan.recipe.model.remat  # pyright: ignore[reportAttributeAccessIssue]
     shown = list(bill_lines([bill], [], Wanted(tokens=1e12)))
     (word,) = re.findall(r"(model\.remat=[^ ].*?)   \(", "\n".join(shown))
-    assert f"with {word}" in shown[1]
+    assert f"{MAY_FIT}, with {word}" in shown[1]
     (override,) = shlex.split(word)
     assert load(find("llama3-8b-pretrain-v5p-128"), [override]).model == bill.plan.recipe.model
 
