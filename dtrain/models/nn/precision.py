@@ -36,8 +36,8 @@ class Precision:
     matmul: Literal["default", "high", "highest", "int8"] = "default"
     """Precision of matrix products. Of float32 on TPUs and GPUs: `default`: one pass of bfloat16 or TF32; `high`: three
     passes; `highest`: float32. `int8`: products of activations with matrices, and their gradients, in int8 with a scale
-    for each row and column; not the output head of a decoder, experts' and attention's products. Faster on v5e, v5p,
-    v6e and GPUs."""
+    for each row and column; not the output head of a decoder, experts' and attention's products, nor a plain `@` of a
+    model of your own: its `layers.linear`. Faster on v5e, v5p, v6e and GPUs."""
 
     def __post_init__(self) -> None:
         if self.params != "float32":
