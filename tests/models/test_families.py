@@ -93,7 +93,10 @@ def test_adapters_go_to_peft_and_come_back(published: Path, dtrain: Dtrain, tmp_
     tune += ["precision.compute=float32"]
     assert "no tokenizer.json" in dtrain("generate", "base", "--prompt", "A", code=4).stderr
     dtrain("run", "base-tune.yaml", *tune, "epochs=10", "data.cache=cache")
-    dtrain("export", "base-tune", "adapter", "--adapters")
+    said = "for PEFT, on the model that the base came from"
+    assert dtrain("export", "base-tune", "adapter", "--adapters").stderr.splitlines()[-1].endswith(said)
+    dtrain("run", "base-tune.yaml", *tune, "epochs=1", "data.cache=cache", "lora.dtype=bfloat16", "name=half")
+    assert f"{said}, in bfloat16: this run has it so" in dtrain("export", "half", "half", "--adapters").stderr
     dtrain("export", "base-tune", "merged")
     reference("peft", published / "llama2", tmp_path / "adapter", published / "tokens.npy", tmp_path / "peft.npy")
     reference("logits", tmp_path, published / "tokens.npy")
