@@ -51,13 +51,12 @@ def _dot(a: jax.Array, b: jax.Array, dims: tuple[tuple[int, ...], tuple[int, ...
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def int8_matmul(x: jax.Array, w: jax.Array, dtype: str, on_tpu: bool) -> jax.Array:
-    """x (..., E) times w (E, F): (..., F), rounded to `dtype`. ValueError if E is more than MOST."""
+    """x (..., E) times w (E, F): (..., F), rounded to `dtype`. E, and F, over which the gradient of x is summed, are at
+    most MOST."""
     return _forward(x, w, dtype, on_tpu)[0]
 
 
 def _forward(x: jax.Array, w: jax.Array, dtype: str, on_tpu: bool) -> tuple[jax.Array, Any]:
-    if x.shape[-1] > MOST:
-        raise ValueError(f"a product in int8 sums at most {MOST:,} products; this one has {x.shape[-1]:,}")
     last = x.ndim - 1
     own, other = scaled(x, (last,), on_tpu), scaled(w, (0,), on_tpu)
     out = _dot(own.values, other.values, ((last,), (0,))) * own.scale * _across(other, x.ndim)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from dtrain.models.nn.int8 import int8_matmul
+from dtrain.models.nn.int8 import MOST, int8_matmul
 from dtrain.models.nn.low_rank import LowRank
 from dtrain.models.nn.remat import PRODUCT
 from dtrain.models.nn.vma import axes_of, varied, vary
@@ -99,7 +99,7 @@ def matmul(
     flat = w.reshape(math.prod(w.shape[:contract_dims]), -1)
     rows = vary(x.reshape(*x.shape[: x.ndim - contract_dims], -1), axes_of(w))
     flat = varied(flat, axes_of(x))
-    if narrow and _INT8.get():
+    if narrow and _INT8.get() and max(flat.shape) <= MOST:
         out: Any = int8_matmul(_rows(rows), flat, dtype or str(x.dtype), on_tpu())
         out = out.reshape(*rows.shape[:-1], -1)
     else:

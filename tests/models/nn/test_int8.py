@@ -86,8 +86,17 @@ def test_sums_that_could_overflow_are_not_made_in_int8(monkeypatch: pytest.Monke
     assert "float32" in kinds and "int8" in kinds
     exact = np.repeat(np.asarray(rows, np.float64).sum((0, 1))[:, None], 32, 1)
     assert off(gradient(jnp.asarray(W, "float32")), exact) < ROUNDED
-    with pytest.raises(ValueError, match="a product in int8 sums at most 64 products; this one has 128"):
-        int8_matmul(jnp.ones((2, 128)), jnp.ones((128, 2)), "float32", on_tpu=False)
+
+
+@pytest.mark.parametrize("shape", [(int8.MOST + 1, 2), (2, int8.MOST + 1)])
+def test_matrices_whose_sums_could_overflow_are_not_rounded(shape: tuple[int, int]) -> None:
+    """Either way: the product sums over one dim of the matrix, the gradient of x over the other."""
+    x, w = jnp.full((1, shape[0]), 1.0), jnp.full(shape, 1.0)
+    with products(float32_sums=True, flat=False, int8=True):
+        out, pull = jax.vjp(matmul, x, w)
+        of_x, _ = pull(jnp.ones_like(out))
+    np.testing.assert_array_equal(out, np.full((1, shape[1]), float(shape[0])))
+    np.testing.assert_array_equal(of_x, np.full((1, shape[0]), float(shape[1])))
 
 
 def test_low_rank_factors_are_not_rounded() -> None:
