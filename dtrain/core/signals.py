@@ -161,8 +161,13 @@ def current() -> Listener | None:
 def listen(*, run: bool) -> None:
     """Handle signals until the process ends: with `run` SIGINT and `requests`, for the other commands SIGINT alone."""
     _listeners.append(Listener(leave_unstarted if run else leave_interrupted))
-    _listeners[-1].began = time.perf_counter()
+    restart_clock()
     _listeners[-1].start((signal.SIGINT, *requests()) if run else (signal.SIGINT,))
+
+
+def restart_clock() -> None:
+    """Count the time of this process from now on."""
+    _listeners[-1].began = time.perf_counter()
 
 
 def requests() -> tuple[signal.Signals, ...]:

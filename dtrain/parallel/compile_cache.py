@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -68,6 +69,21 @@ def off() -> Iterator[None]:
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
         reset_cache()
+
+
+def written_by_each() -> None:
+    """Make each process write the programs that it compiles for CPUs.
+
+    JAX writes those of process 0 alone, since on other devices all processes have the same; on CPUs their keys differ,
+    and the others would compile at every start.
+    """
+    import jax
+    from jax._src import compiler, distributed  # JAX has no setting for it
+
+    if jax.process_count() > 1 and jax.devices()[0].platform == "cpu":
+        state: Any = SimpleNamespace(**vars(distributed.global_state) | {"process_id": 0})
+        module: Any = compiler
+        module.distributed = SimpleNamespace(global_state=state)
 
 
 def folder() -> Path:

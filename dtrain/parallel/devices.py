@@ -10,7 +10,7 @@ from dtrain.core import fault_injection, signals
 from dtrain.core.errors import EnvironmentFault, HostLost
 from dtrain.core.process_info import ProcessInfo, replaces_hosts
 from dtrain.core.types import Device
-from dtrain.parallel.rendezvous import LOOPBACK, Missing, Refusal, interface, wait_for_all
+from dtrain.parallel.rendezvous import LOOPBACK, Missing, Refusal, await_listener, interface, wait_for_all
 
 SILENCE, LOCAL_SILENCE = 10, 100
 """Heartbeat timeouts in seconds, of processes on other hosts and on this one, where the supervisor notices sooner."""
@@ -120,6 +120,8 @@ def join(info: ProcessInfo, *, local: int = 1, refusal: Refusal = lambda: None) 
     bound = f"[{listened}]:{port}" if ":" in listened else f"{listened}:{port}"
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if info.rank:
+        await_listener((host.strip("[]"), int(port)))
     try:
         jax.distributed.initialize(
             info.coordinator,

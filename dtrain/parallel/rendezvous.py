@@ -27,6 +27,8 @@ REFUSAL_INTERVAL = 1.0
 """Seconds between calls of `refusal` while rank 0 waits."""
 LINGER = 30.0
 """Seconds for which rank 0, after a refusal, still waits for late processes to send it to them."""
+CLOSED, CONNECTED = 0.02, 1.0
+"""Seconds in which rank 0 closes its own listener, and for which others look for the coordinator's."""
 GO, REFUSED, RANKS = "go", "refused ", re.compile(r"\d+(,\d+)*")
 KINDS: dict[int, type[DtrainError]] = {0: StopRequested, Exhausted.exit_code: Exhausted}
 
@@ -118,6 +120,17 @@ def _report(rank: int, where: tuple[str, int], end: float, refusal: Refusal) -> 
             raise refused
         time.sleep(RETRY_INTERVAL)
     return {0}
+
+
+def await_listener(where: tuple[str, int]) -> None:
+    """Wait until JAX's coordinator listens there, or a second: if a client of it comes before, it tries again only
+    after a second."""
+    end = time.monotonic() + CONNECTED
+    time.sleep(CLOSED)
+    while time.monotonic() < end:
+        with suppress(OSError), socket.create_connection(where, CONNECTED):
+            return
+        time.sleep(CLOSED)
 
 
 def interface(host: str) -> str:
