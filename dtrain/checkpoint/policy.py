@@ -9,6 +9,18 @@ from dtrain.core.types import Natural, NonNegative, Positive, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
+class InMemory:
+    """Copies of the state in the memory of the hosts: a run that lost a process or a host resumes from them."""
+
+    every: Positive = 10
+    """Steps between copies."""
+    copies: Natural = 1
+    """Other hosts that hold each part: with 1 the loss of a host is survived, with 0 that of processes."""
+    folder: str = "/dev/shm"
+    """Where each host keeps them, not shared: in its memory, or on a disk of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """When the state is saved and which checkpoints are kept. It is always saved at the end and when stopped."""
 
@@ -22,6 +34,9 @@ class Checkpoint:
     """Also keep the best checkpoint by this metric: `eval/accuracy`, or one that a custom model returns."""
     grace: Seconds = 30.0
     """Seconds that a preempted machine has before it is stopped; a save that takes longer gives a warning."""
+
+    memory: InMemory | None = None
+    """Copies in the hosts' memory between checkpoints; null: none."""
 
     def superfluous(self, ranks: Mapping[int, float | None], metrics: Iterable[Metric]) -> list[int]:
         """The saved steps that can be deleted.

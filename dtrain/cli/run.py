@@ -2,6 +2,7 @@
 
 import faulthandler
 import logging
+import os
 import re
 import signal
 import sys
@@ -17,6 +18,7 @@ from dtrain.cli.arguments import RUNS, Debug, Devices, Overrides, Recipe, RunsDi
 from dtrain.cli.exits import exits
 from dtrain.cli.tables import echo_fitted
 from dtrain.core.errors import Exhausted, HostLost, RecipeError, Stopped
+from dtrain.core.standby import STANDBY, await_start
 
 if TYPE_CHECKING:
     from dtrain.core.process_info import ProcessInfo
@@ -120,6 +122,8 @@ def run(
     """Train a model. Running the same recipe again resumes the run."""
     from dtrain.core.parent import is_supervised, stop_with_sweep
 
+    if STANDBY in os.environ:
+        _stand_by()
     stop_with_sweep()
     from dtrain.core.process_info import launch_id, process_info, replaces_hosts
 
@@ -150,6 +154,22 @@ def run(
         if supervised and not dry_run and not is_supervised():
             raise typer.Exit(_supervised(command, info))
         _train(command, info)
+
+
+def _stand_by() -> None:
+    """Import what a run needs, and wait until this process is to replace another."""
+    import importlib
+
+    from dtrain.core import signals
+    from dtrain.core.parent import exit_with_parent
+    from dtrain.parallel.devices import configure_environment
+
+    exit_with_parent()
+    configure_environment()
+    for name in ("optax", "orbax.checkpoint", "grain", "rich.progress", "dtrain.recipe.load", "dtrain.train.run"):
+        importlib.import_module(name)
+    await_start()
+    signals.restart_clock()
 
 
 def _train(command: _Command, info: "ProcessInfo | None") -> None:
@@ -233,6 +253,7 @@ def _console() -> "Console":
 
     uncached = compile_cache.use()
     available_devices()
+    compile_cache.written_by_each()
     import jax
 
     from dtrain.track.console import Console
@@ -300,7 +321,8 @@ def _supervised(command: _Command, info: "ProcessInfo | None") -> int:
         clear_stale_request(run_dir, _say)
     simulated = ["--devices", str(total)] if total and not command.devices else []
     with supervising(notify, run_dir, lambda text: _say(f"warning: {text}")) as ended:
-        return ended(supervise([*sys.argv[1:], *simulated], command.processes, run_dir, command.restarts, info))
+        copies, arguments = loaded.checkpoint.memory is not None, [*sys.argv[1:], *simulated]
+        return ended(supervise(arguments, command.processes, run_dir, command.restarts, info, copies))
 
 
 def _say(text: str) -> None:

@@ -28,6 +28,7 @@ class HeartbeatWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._patience, self._number = _opened(path, os.O_WRONLY | os.O_CREAT), patience, 0
         self.step, self._section, self._turn = 0, "", (0, 0)
+        self._since, self._first = time.time(), 0
         self._next = {"step": 0.0, "data": 0.0}  # short sections: earliest time of the next write
         self("start")
         os.ftruncate(self._file, WIDTH + 1)  # removes old content after the line
@@ -45,8 +46,13 @@ class HeartbeatWriter:
         self._turn = self.step, self._turn[1] + 1 if self._turn[0] == self.step else 0
         patience = self._patience * (1 if short else LONG)
         line = {"number": self._number, "section": section, "step": self.step, "turn": self._turn[1]}
-        text = json.dumps(line | {"patience": patience, "at": time.time()})
+        line |= {"patience": patience, "at": time.time(), "since": self._since, "first": self._first}
+        text = json.dumps(line)
         os.pwrite(self._file, f"{text:<{WIDTH}}\n".encode(), 0)
+
+    def resumed(self, step: int) -> None:
+        """Record the step that this process trains on from."""
+        self.step = self._first = step
 
     def close(self) -> None:
         """Close the file; no heartbeat is written after this."""
@@ -67,6 +73,10 @@ class Heartbeat:
     """Time of writing, in seconds since 1970 by the clock of the process's host."""
     turn: int = 0
     """Number of earlier sections at this step: of two processes, the one that waits for the other has the higher."""
+    since: float = 0.0
+    """Time at which the process began, by the same clock: it tells a restarted process from the one before."""
+    first: int = 0
+    """The step that the process trains on from; 0 until it has restored one."""
 
 
 def read(path: Path) -> Heartbeat | None:
@@ -78,7 +88,7 @@ def read(path: Path) -> Heartbeat | None:
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     types_match = all(isinstance(value, str) == (name == "section") for name, value in asdict(latest).items())
-    numbers = (latest.number, latest.step, latest.patience, latest.at, latest.turn)
+    numbers = (value for name, value in asdict(latest).items() if name != "section")
     return latest if types_match and all(map(_finite, numbers)) else None
 
 

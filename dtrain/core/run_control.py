@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 
+from dtrain.core import heartbeat
 from dtrain.core.counts import hours_text
 from dtrain.core.errors import DtrainError, EnvironmentFault, Exhausted, Stopped, StopRequested, cause
 from dtrain.core.files import overwrite, read_json
@@ -184,7 +185,8 @@ class RunControl:
             return
         if not launch:
             return
-        committed = next(iter(saved_steps(self._folder.checkpoints)), -1)
+        latest = heartbeat.read(self._folder.heartbeat(0))  # of a start that resumed from a copy in memory
+        committed = max(next(iter(saved_steps(self._folder.checkpoints)), -1), latest.first if latest else -1)
         if self._lead:
             self._folder.prepare()
             self._before = self._before.next_start(committed)

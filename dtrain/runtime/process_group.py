@@ -9,17 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from dtrain.core import heartbeat
 from dtrain.core.errors import EnvironmentFault, Hung, Stopped
-from dtrain.core.parent import PARENT
 from dtrain.core.process_info import ProcessInfo
 from dtrain.core.run_dir import Folder
 from dtrain.parallel.rendezvous import LOOPBACK
+from dtrain.runtime.standbys import Standbys, process_environment
 
 POLL = 0.02
 """Seconds between polls of the processes."""
@@ -63,6 +63,8 @@ class ProcessGroup:
     infos: list[ProcessInfo] = field(default_factory=list)
     members: list[subprocess.Popen[bytes]] = field(default_factory=list)
     relays: list[threading.Thread] = field(default_factory=list)
+    standbys: Standbys | None = None
+    """Processes that wait to be started."""
     before: dict[int, heartbeat.Heartbeat | None] = field(default_factory=dict)
     """The last heartbeat of each process's predecessor, which is not one of this process."""
     signs: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -71,22 +73,32 @@ class ProcessGroup:
     def start(self, arguments: Sequence[str], info: ProcessInfo, more: Mapping[str, str]) -> None:
         """Start one process; `more` are additional environment variables."""
         self.before[info.rank] = heartbeat.read(self.run_dir.heartbeat(info.rank))
-        together = info.world_size > 1  # processes connect to each other directly: JAX would use a proxy
-        environment = {k: v for k, v in os.environ.items() if not (together and k.lower().endswith("_proxy"))}
-        own = {PARENT: str(os.getpid())} | info.environment()
-        quiet = self._log(info.rank).open("wb") if self.members else None
-        member = subprocess.Popen(
-            [sys.executable, "-m", "dtrain", *arguments],
-            env={"TF_CPP_MIN_LOG_LEVEL": "2"} | environment | own | dict(more),
-            stdout=quiet or subprocess.PIPE,
-            stderr=quiet,
-            start_new_session=True,
-        )
+        own = {**info.environment(), **more}
+        with ExitStack() as stack:
+            if self.members:
+                out = err = stack.enter_context(self._log(info.rank).open("wb")).fileno()
+            else:
+                shown, out = os.pipe()
+                stack.callback(os.close, out)
+                err = 2
+                self.relays.append(threading.Thread(target=_relay, args=(os.fdopen(shown, "rb"),), daemon=True))
+                self.relays[-1].start()
+            member = self.standbys.take(own, out, err) if self.standbys else None
+            member = member or subprocess.Popen(
+                [sys.executable, "-m", "dtrain", *arguments],
+                env=process_environment(info.world_size > 1) | own,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
         self.members.append(member)
         self.infos.append(info)
-        if member.stdout:
-            self.relays.append(threading.Thread(target=_relay, args=(member.stdout,), daemon=True))
-            self.relays[-1].start()
+
+    @property
+    def trains(self) -> bool:
+        """Whether the first process has trained a step."""
+        latest = heartbeat.read(self.run_dir.heartbeat(self.infos[0].rank))
+        return bool(latest and latest != self.before[self.infos[0].rank] and latest.step > latest.first)
 
     def watch(self, remote: Callable[[], End | None]) -> End:
         """Wait until all processes are done, or one fails and the rest are killed, or `elsewhere` returns an end."""
@@ -207,10 +219,11 @@ class ProcessGroup:
 
 def _relay(lines: IO[bytes]) -> None:
     """Print the output of the first process without the lines that match NOISE."""
-    for line in lines:
-        if not NOISE.search(line):
-            sys.stdout.buffer.write(line)
-            sys.stdout.flush()
+    with lines:
+        for line in lines:
+            if not NOISE.search(line):
+                sys.stdout.buffer.write(line)
+                sys.stdout.flush()
 
 
 def _show(rank: int, lines: Sequence[str]) -> None:

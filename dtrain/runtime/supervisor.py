@@ -10,10 +10,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from dtrain.core import signals
+from dtrain.core import heartbeat, signals
 from dtrain.core.counts import counted
 from dtrain.core.errors import Aborted, DtrainError, Exhausted, HostLost, Stopped
 from dtrain.core.files import overwrite
@@ -24,6 +24,7 @@ from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.parallel.rendezvous import LOOPBACK, PATIENCE
 from dtrain.runtime.process_group import End, ProcessGroup, port, say
+from dtrain.runtime.standbys import Standbys
 
 LONGEST_PAUSE = 30.0
 """Longest pause before a restart, in seconds."""
@@ -86,12 +87,17 @@ class _Restarts:
 
     limit: int
     launched: bool
+    copies: bool = False
+    """Whether the run has copies of its state in memory."""
     _count: int = 0
     _newest: int = -1
 
-    def pause(self, run_dir: Folder, cause: str) -> float:
-        """Seconds until the next start: 0, 1, 3, 7, ... Raises Exhausted if the limit is reached."""
-        committed, limit = next(iter(saved_steps(run_dir.checkpoints)), -1), self.limit + self.launched
+    def pause(self, run_dir: Folder, rank: int, cause: str) -> float:
+        """Seconds until the next start: 0, 1, 3, 7, ... Raises Exhausted if the limit is reached.
+
+        `rank`: of the first process here, whose heartbeat has the step of the copy that it resumed from, if any."""
+        saved, latest = next(iter(saved_steps(run_dir.checkpoints)), -1), heartbeat.read(run_dir.heartbeat(rank))
+        committed, limit = max(saved, latest.first if latest else -1), self.limit + self.launched
         if committed > self._newest:
             self._count, self._newest = 0, committed
         if self._count >= limit:
@@ -99,24 +105,36 @@ class _Restarts:
             raise Exhausted(f"restarted {times} without a new checkpoint; last cause: {cause}")
         pause, self._count = min(2.0**self._count, LONGEST_PAUSE) - 1, self._count + 1
         of_limit = "" if self.launched else f" ({self._count} of {limit} without a new checkpoint)"
-        say(f"restarting from step {max(committed, 0)}{of_limit}")
+        say(f"restarting from step {max(saved, 0)}{' or a newer copy' * self.copies}{of_limit}")
         return pause
 
 
 def supervise(
-    arguments: Sequence[str], processes: int, run_dir: Folder, restarts: int, among: ProcessInfo | None = None
+    arguments: Sequence[str],
+    processes: int,
+    run_dir: Folder,
+    restarts: int,
+    among: ProcessInfo | None = None,
+    copies: bool = False,
 ) -> int:
     """Run `dtrain` with these arguments in `processes` processes and return the exit code.
 
     The run is restarted at most `restarts` times in a row without a new checkpoint. `among` is the rank of this machine
     among several that do the same. The output of the first process is shown; that of another one only if it fails
-    first. Raises Exhausted if the limit of restarts is reached, Stopped if the run was asked to stop before it started.
+    first. `copies`: whether the run has copies of its state in memory; then as many processes more wait to replace
+    those that fail, with all imports done. Raises Exhausted if the limit of restarts is reached, Stopped if the run was
+    asked to stop before it started.
     """
-    others, budget = PeerSupervisors(run_dir, among), _Restarts(restarts, bool(launch_id()))
+    others, budget = PeerSupervisors(run_dir, among), _Restarts(restarts, bool(launch_id()), copies)
+    rank = among.rank * processes if among else 0
     replaced, more = bool(among) and replaces_hosts(), dict[str, str]()
-    with _signals(run_dir) as watch:
+    together = bool(among) or processes > 1
+    waiting = Standbys(arguments, processes if copies and restarts else 0, together=together)
+    with _signals(run_dir) as watch, closing(waiting):
         while True:
-            end = _start(arguments, processes, run_dir, watch=watch, among=among, others=others, more=more)
+            end = _start(
+                arguments, processes, run_dir, watch=watch, among=among, others=others, more=more, waiting=waiting
+            )
             with signals.held():  # wait for a signal that is being handled: a second one ends this process
                 pass
             if watch.asked and end.code == TERMINATED:
@@ -140,7 +158,7 @@ def supervise(
                 _note(run_dir, "aborted" if end.code == Aborted.exit_code else "failed", end.cause, end.code)
                 return end.code
             try:
-                pause = budget.pause(run_dir, end.cause)
+                pause = budget.pause(run_dir, rank, end.cause)
             except Exhausted as error:
                 others.report(replace(end, code=Exhausted.exit_code))
                 _note(run_dir, "failed", error.message, Exhausted.exit_code)
@@ -180,11 +198,12 @@ def _start(
     among: ProcessInfo | None,
     others: PeerSupervisors,
     more: Mapping[str, str],
+    waiting: Standbys,
 ) -> End:
     with (
         temporary_folder("logs") as logs,
         port() as number,
-        ProcessGroup(logs, run_dir) as group,
+        ProcessGroup(logs, run_dir, standbys=waiting) as group,
     ):
         watch.group, machine = group, among or ProcessInfo(0, 1, f"{LOOPBACK}:{number}")
         first, total = machine.rank * processes, machine.world_size * processes
@@ -192,7 +211,13 @@ def _start(
             group.start(arguments, ProcessInfo(rank, total, machine.coordinator), more)
         if watch.asked:
             group.ask()
-        return group.watch(others.end)
+
+        def ended_elsewhere() -> End | None:
+            if group.trains:  # not before: they would compete for the processor
+                waiting.fill()
+            return others.end()
+
+        return group.watch(ended_elsewhere)
 
 
 @contextmanager

@@ -216,6 +216,10 @@ class Saving:
     flush: Callable[[], object] = lambda: None
     """Writes the pending metrics, which must be on disk before the state that they belong to."""
     timer: SaveTimer = field(default_factory=SaveTimer)
+    copy: Callable[[int, State, Mapping[str, float], StateChecksum], None] | None = None
+    """Copies the state to the memory of the hosts."""
+    copy_every: int = 0
+    """Steps between copies; 0: none."""
     saved: int = field(default=-1)
     """The last step that was saved, or -1."""
 
@@ -227,10 +231,16 @@ class Saving:
         """Whether a save is due after this step at any speed."""
         return bool(self.every) and step % self.every == 0
 
+    def copied(self, step: int) -> bool:
+        """Whether the state after this step is copied to the memory of the hosts."""
+        return bool(self.copy_every) and step % self.copy_every == 0
+
     def __call__(self, event: StepEvent) -> None:
         if event.state is None:
             return
-        if self.due(event.step) or self.best in event.results or event.last or event.stopping:
+        saves = self.due(event.step) or self.best in event.results or event.last or event.stopping
+        copies = self.copied(event.step) and not (event.last or event.stopping)
+        if saves or copies:
             jax.block_until_ready(event.state)  # the step's own time ends here
             self.flush()
             if not self.skipping:
@@ -239,6 +249,9 @@ class Saving:
                 checksum = state_checksum(event.step, event.state)
                 if self.one_at_a_time:
                     jax.block_until_ready(checksum.sums)
-                self.save(event.step, event.state, event.results, checksum)
-            self.saved = event.step
-            self.timer.restart()
+                if copies and self.copy:
+                    self.copy(event.step, event.state, event.results, checksum)
+                if saves:
+                    self.save(event.step, event.state, event.results, checksum)
+                    self.saved = event.step
+                    self.timer.restart()

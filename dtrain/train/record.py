@@ -170,11 +170,13 @@ class Record:
         if self.lead:
             overwrite(self.run_dir.recipe, self.recipe)
 
-    def resumed(self, step: int, step_s: float, batches_skipped: int = 0, *, trains: bool = True) -> None:
+    def resumed(
+        self, step: int, step_s: float, batches_skipped: int = 0, *, trains: bool = True, saved: bool = True
+    ) -> None:
         """Record the step that the run resumes from, and how many batches the steps after it are ahead.
 
         `step_s`: seconds that the steps up to it took. `trains`: whether there is anything left to do; then the run's
-        recipe is from here on that of this start.
+        recipe is from here on that of this start. `saved`: whether the step is a checkpoint.
 
         Only these count as step time. The difference from what run.json recorded is time that is recomputed, or was
         assumed to be and is not.
@@ -190,7 +192,8 @@ class Record:
         if trains:
             self._begin(step)
         self.saving(step)
-        self.committed(step)
+        if saved:
+            self.committed(step)
 
     def saving(self, step: int) -> float:
         """Seconds spent in steps so far; also recorded for this step, whose state is about to be saved."""

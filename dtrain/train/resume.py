@@ -1,7 +1,7 @@
 """Find where a start of a run begins: the newest undamaged checkpoint, restored bit for bit, or step 0."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from dtrain.assembly.assemble import Assembly
 from dtrain.assembly.checksum import state_checksum
 from dtrain.assembly.state import State, completed, create_state, saved
+from dtrain.checkpoint.copies import Copies
 from dtrain.checkpoint.manifest import CorruptCheckpoint
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
@@ -41,6 +42,8 @@ class Start:
     """Seconds that the steps up to this one took."""
     now: JsonObject = field(default_factory=dict)
     """Everything that the numbers of this start depend on; see `provenance.conditions`."""
+    saved: bool = True
+    """Whether it is a checkpoint, or a copy in memory."""
 
 
 def first_state(
@@ -51,13 +54,17 @@ def first_state(
     console: Console,
     log: Record,
     initial: Mapping[str, Initial] = {},
+    copies: Copies | None = None,
 ) -> tuple[State, Start]:
-    """The state to start from: the newest undamaged checkpoint, or a new state, initialised sharded.
+    """The state to start from: the newest undamaged checkpoint, or a new state, initialised sharded; before them a copy
+    in memory, if there are `copies` and one is not older.
 
     `now` is everything that the numbers of this start depend on. No batch before the record's `next_batch` is used.
     Raises CheckpointError if the run has saved a step but has no checkpoint any more, DataError if the data changed.
     """
     reached = log.reached
+    if copies and (found := _copied(assembly, copies, store, train, now, console, log, initial)):
+        return found
     if store.untouched():
         if reached:
             message = f"run.json records a checkpoint of step {reached}, but the run folder has no checkpoint"
@@ -86,6 +93,35 @@ def first_state(
                 console.say(line, "green")
             return state, start
     return _new_state(assembly, initial, now, console, log)
+
+
+def _copied(
+    assembly: Assembly,
+    copies: Copies,
+    store: Store,
+    train: Source,
+    now: JsonObject,
+    console: Console,
+    log: Record,
+    initial: Mapping[str, Initial],
+) -> tuple[State, Start] | None:
+    """The newest state that the hosts have in memory, unless there is a newer checkpoint."""
+    with log.clock("restore"):
+        newest = copies.newest(above=max(store.steps(), default=0) - 1)
+        if newest is None:
+            return None
+        refuse_other_data(newest.conditions, train)
+        shapes = saved(assembly.shapes, assembly.layout.declared)
+        state = jax.tree.unflatten(jax.tree.structure(shapes), copies.restore(newest.step))
+        others = {name: leaf for part in initial.values() for name, leaf in part.read().items()}
+        state = completed(state, assembly.layout.declared, others)
+        if list(state_checksum(newest.step, state).checksum()) != list(newest.checksum):
+            console.warn(f"the copy of step {newest.step} in memory does not have its checksum, and is not used")
+            return None
+        start = replace(_start(newest.step, newest.conditions, log.next_batch, now), saved=False)
+        for line in _report(start, resume_guarantee(newest.conditions, now, assembly.recipe, newest.step)):
+            console.say(line, "green")
+        return state, start
 
 
 def _new_state(
@@ -125,7 +161,7 @@ def _report(start: Start, promised: list[str]) -> list[str]:
     if start.step == 0 and "imported" in start.now:
         return [f"starting from the parameters of {start.now['imported']}"]
     skipped = f"; {start.batches_skipped} batches skipped" if start.batches_skipped else ""
-    head = f"resumed from step {start.step}"
+    head = f"resumed from step {start.step}{'' if start.saved else ', a copy in memory'}"
     if len(promised) == 1:
         return [f"{head} ({promised[0]}{skipped})"]
     return [f"{head}{skipped}; {promised[0]}", *promised[1:]]

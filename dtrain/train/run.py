@@ -11,6 +11,7 @@ import jax
 from dtrain.assembly.assemble import assemble, one_step_per_call
 from dtrain.assembly.checksum import state_checksum
 from dtrain.assembly.input import refuse_broken_contract, train_batches
+from dtrain.assembly.state import State
 from dtrain.core.errors import NotFinite, RecipeError
 from dtrain.core.process_info import launch_id
 from dtrain.core.run_control import RunControl
@@ -27,7 +28,7 @@ from dtrain.train.loss_guard import Rollback
 from dtrain.train.recipe_check import as_written, finished
 from dtrain.train.resume import compare, first_state
 from dtrain.train.session import Session, opened
-from dtrain.train.start import RunSetup, prepare, step_hooks
+from dtrain.train.start import Hooks, RunSetup, prepare, step_hooks
 
 DRY_STEPS = 3
 
@@ -139,6 +140,7 @@ def _attempt(session: Session, ready: RunSetup) -> Rollback | None:
             console=session.console,
             log=session.log,
             initial=ready.initial,
+            copies=ready.copies,
         )
         if unchecked := refuse_broken_contract(assembly, ready.evaluate, ready.test, state):
             session.console.warn(unchecked)
@@ -147,8 +149,7 @@ def _attempt(session: Session, ready: RunSetup) -> Rollback | None:
             jax.block_until_ready(state_checksum(start.step, state).sums)
         end = min(steps, start.step + DRY_STEPS) if session.dry else steps
         trains = start.step < end or start.eval_pending
-        session.log.resumed(start.step, start.step_s, start.batches_skipped, trains=trains)
-        session.notifier.resumed(start.step, steps)
+        session.resumed(start, steps, trains=trains)
 
         hooks = step_hooks(session, ready, start, end)
         if not session.dry:
@@ -185,19 +186,27 @@ def _attempt(session: Session, ready: RunSetup) -> Rollback | None:
         except Rollback as rollback:
             with session.clock("save"), suppress(NotFinite):  # a pending save of a state that is not finite
                 store.wait()
+            ready.forget_copies()  # they may be of the steps that are rolled back
             return rollback.with_traceback(None)  # frames of the traceback would keep the state in memory
-        if not stopped:
-            session.interrupt.phase = "finishing"
-        with session.clock("save"):
-            store.wait()
-        session.log.committed(store.committed)
-        if ready.planned and hooks.logging.step_ms:
-            session.console.say(ready.planned.against(statistics.median(hooks.logging.step_ms)))
-        if session.dry:
-            compare(assembly, store, state, end, session.console)
-        elif early := hooks.progress.stopped:
-            session.log.finished_early(early, plain_part(session.recipe.stop))
-            session.console.say(f"stopped early: {early}", "green")
-        elif stopped and (hooks.saving.saved < steps or hooks.evaluation.abandoned):
-            raise session.interrupt.end(hooks.saving.saved, steps, ready.exchange)
+        _end(session, ready, hooks, state, end, stopped=stopped)
         return None
+
+
+def _end(session: Session, ready: RunSetup, hooks: Hooks, state: State, end: int, *, stopped: bool) -> None:
+    """Wait until the last step is saved. Raises Stopped if it is not the end of the run."""
+    assembly, store, steps = ready.assembly, ready.store, ready.assembly.steps
+    if not stopped:
+        session.interrupt.phase = "finishing"
+    with session.clock("save"):
+        store.wait()
+    ready.forget_copies()
+    session.log.committed(store.committed)
+    if ready.planned and hooks.logging.step_ms:
+        session.console.say(ready.planned.against(statistics.median(hooks.logging.step_ms)))
+    if session.dry:
+        compare(assembly, store, state, end, session.console)
+    elif early := hooks.progress.stopped:
+        session.log.finished_early(early, plain_part(session.recipe.stop))
+        session.console.say(f"stopped early: {early}", "green")
+    elif stopped and (hooks.saving.saved < steps or hooks.evaluation.abandoned):
+        raise session.interrupt.end(hooks.saving.saved, steps, ready.exchange)

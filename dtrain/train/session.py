@@ -20,6 +20,7 @@ from dtrain.track.notifier import Notifier, notifying
 from dtrain.train.interrupt import Interrupt, listening
 from dtrain.train.recipe_check import refuse_changes, saved_length
 from dtrain.train.record import Record, run_record
+from dtrain.train.resume import Start
 from dtrain.train.timers import Clock
 
 
@@ -43,6 +44,12 @@ class Session:
     @property
     def clock(self) -> Clock:
         return self.log.clock
+
+    def resumed(self, start: Start, steps: int, *, trains: bool) -> None:
+        """Record where this start resumes, of so many steps, and whether anything is left to do."""
+        self.log.resumed(start.step, start.step_s, start.batches_skipped, trains=trains, saved=start.saved)
+        self.heartbeat.resumed(start.step)
+        self.notifier.resumed(start.step, steps)
 
 
 @contextmanager

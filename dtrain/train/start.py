@@ -14,6 +14,7 @@ from dtrain.assembly.checksum import StateChecksum
 from dtrain.assembly.frozen import frozen_models
 from dtrain.assembly.input import eval_batches
 from dtrain.assembly.state import State, saved
+from dtrain.checkpoint.copies import Copies
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError, RecipeError
@@ -71,8 +72,15 @@ class RunSetup:
     evaluations: AtEvaluations
     every: int
     """Steps between evaluations; 0: only at the end."""
+    copies: Copies | None = None
+    """The copies of the state in memory, if the recipe asks for them."""
     initial: Mapping[str, Initial] = field(default_factory=dict)
     """What a start takes from elsewhere; see `initial.elsewhere`."""
+
+    def forget_copies(self) -> None:
+        """Remove the copies in memory, if there are any."""
+        if self.copies:
+            self.copies.clear()
 
 
 def prepare(session: Session) -> RunSetup:
@@ -145,6 +153,7 @@ def prepare(session: Session) -> RunSetup:
     session.stack.enter_context(store)
     shapes = saved(assembly.shapes, assembly.layout.declared)
     store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)))
+    kept = policy.memory and Copies(session.run_dir, session.log.values["started"], policy.memory, shapes)
     return RunSetup(
         assembly,
         train,
@@ -157,6 +166,7 @@ def prepare(session: Session) -> RunSetup:
         now=now,
         evaluations=evaluations,
         every=every,
+        copies=kept or None,
         initial=initial,
     )
 
@@ -287,12 +297,14 @@ class Hooks:
 
     def ends(self, step: int) -> bool:
         """Whether a call of several steps ends at this step, the same in every process."""
-        return self.evaluation.due(step) or self.saving.due_by_step(step) or self.profiler.ends(step)
+        saves = self.saving.due_by_step(step) or self.saving.copied(step)
+        return saves or self.evaluation.due(step) or self.profiler.ends(step)
 
     def used(self, step: int) -> bool:
         """Whether the state after this step is used. With several processes, all must call this after every call."""
         lead = jax.process_index() == 0
-        return self.saving.due(step) or self.evaluation.due(step) or (lead and self.profiler.waits(step))
+        saves = self.saving.due(step) or self.saving.copied(step)
+        return saves or self.evaluation.due(step) or (lead and self.profiler.waits(step))
 
     @property
     def ordered(self) -> list[Hook]:
@@ -364,6 +376,8 @@ def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hoo
         skipping=skipping,
         flush=logging.flush,
         timer=timer,
+        copy=_copier(session, ready, start, evaluation.due, hooks_state, sync),
+        copy_every=often.memory.every if often.memory and not session.dry else 0,
     )
     watch = PerformanceWarnings(session.clock, logging.every, recipe.data.load.workers, session.console.warn)
     profiler = Profiler(session.run_dir, ready.step.as_text, recipe.profile, session.clock, session.console.say)
@@ -397,6 +411,29 @@ def _alive(session: Session, event: StepEvent) -> None:
     session.heartbeat("step")
     fault_injection.strike("step", jax.process_index())
     fault_injection.strike(f"step:{event.step}", jax.process_index())
+
+
+def _copier(
+    session: Session,
+    ready: RunSetup,
+    start: Start,
+    due: Callable[[int], bool],
+    hooks_state: Callable[[], JsonObject],
+    sync: Callable[[], None],
+) -> Callable[[int, State, Mapping[str, float], StateChecksum], None]:
+    warned, declared = [], ready.assembly.layout.declared
+    conditions = partial(provenance.conditions_of, start.now, session.recipe, ready.train, start.batches_skipped)
+
+    def copy(number: int, state: State, metrics: Mapping[str, float], checksum: StateChecksum) -> None:
+        assert ready.copies
+        if not warned and (problem := ready.copies.problem):
+            warned.append(session.console.warn(f"{problem}; the run resumes from its checkpoints"))
+        sync()  # as before a checkpoint
+        pending = due(number) and not metrics
+        about = conditions(number, pending, hooks_state(), session.log.saving(number))
+        ready.copies.save(number, saved(state, declared), about, checksum.checksum())
+
+    return copy
 
 
 def _saver(
