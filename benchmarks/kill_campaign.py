@@ -48,7 +48,7 @@ def main() -> None:
         path = Path(folder) / "campaign.yaml"
         path.write_text(RECIPE % (STEPS_A_KILL * (kills + 2)))
         trial, start = Trial(str(path), [], [], Path(folder) / "runs", print), time.monotonic()
-        place, newest = trial.place("killed"), -1
+        place, newest = trial.run_dir("killed"), -1
         for number in range(kills):
             running = trial.start("killed", [])
             early = number % 4 == 0  # during the first save of a start, else during a later one
@@ -74,7 +74,7 @@ def main() -> None:
         print(f"{output}; {(time.monotonic() - start) / kills:.1f} s each", flush=True)
         for name in ("killed", "straight"):
             trial.run_to_end(name, [f"steps={newest + 5}"])
-        print("the end:", same_bits(trial, kills).shown)
+        print("the end:", same_bits(trial.run_dir("straight"), trial.run_dir("killed"), kills).shown)
         sys.exit(1 if wrong or lost else 0)
 
 

@@ -172,15 +172,9 @@ def up(
         confirm("Start it?", yes)
         with registry.alone(runs_dir, job.name):
             before = registry.find(runs_dir, job.name)
-            if before and before.target == job.target:
-                job = dataclasses.replace(job, handle=before.handle)
-            elif before:
+            if before and before.target != job.target:
                 refuse_while_alive(before)
-            job = dataclasses.replace(job, handle=target.start_handle(job))
-            job = registry.record_of(job, launch_plan.dollars_hour)
-            with registry.recorded(runs_dir, job, before):  # so that `down` finds a launch that failed halfway
-                job = dataclasses.replace(job, handle=target.up(job, say))
-            registry.write(folder(runs_dir, job.name), job)
+            job = registry.start(runs_dir, target, job, launch_plan.dollars_hour, before, say)
         typer.secho(f"{job.name} is started", fg="green", err=True)
         if not detach:
             follow_run(target, job, None)

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from dtrain import __version__
 from dtrain.core import heartbeat
-from dtrain.core.errors import DtrainError
+from dtrain.core.errors import DtrainError, EnvironmentFault
 from dtrain.core.files import code_digest
 from dtrain.core.run_dir import newest_step
-from dtrain.launch.commands import follow_log
+from dtrain.launch.commands import follow_log, text_of
 from dtrain.launch.registry import NAME as RECORD
-from dtrain.launch.runner import RunnerDir, kill, start, supervise
+from dtrain.launch.runner import RunnerDir, fail, kill, start, supervise
 from dtrain.launch.wire import CODE, RUNS_HERE, HostJob, Reply, Request, decode, encode
 
 ADDRESSES = re.compile(r" +@ +0x|\*\*\* Check failure stack trace")
@@ -97,11 +97,21 @@ def status(request: Request) -> Reply:
     if code is None and not alive and values.get("state") in ("finished", "stopped"):
         code = values.get("exit_code")  # the runner died before the run ended
     text = f"step {newest_step(files.run, values)}/{values['steps']} saved" if values.get("steps") else ""
+    latest = heartbeat.read(files.run.heartbeat(request.job.rank))
     if alive:
-        text = f"{_where(heartbeat.read(files.run.heartbeat(request.job.rank)))}; {text}".rstrip("; ")
+        text = f"{_where(latest)}; {text}".rstrip("; ")
         text += "" if runner else "; its runner died: it is not restarted"
     recorded = (files.run.path / RECORD).exists()
-    return Reply(alive=alive, code=code, state=values.get("state", ""), recorded=recorded, text=text)
+    return Reply(alive=alive, code=code, state=values.get("state", ""), recorded=recorded, text=text, heartbeat=latest)
+
+
+def read(request: Request) -> Reply:
+    """The text of a file of the run folder. EnvironmentFault if it cannot be read."""
+    folder = RunnerDir(request.job).run.path.resolve()
+    path = (folder / request.path).resolve()
+    if not path.is_relative_to(folder):
+        raise EnvironmentFault(f"{request.path} is not in {folder}")
+    return Reply(text=text_of(path))
 
 
 def _where(heartbeat: heartbeat.Heartbeat | None) -> str:
@@ -148,7 +158,7 @@ def _works(call: Callable[[], object]) -> bool:
 
 
 VERBS: dict[str, Callable[[Request], Reply]] = {
-    verb.__name__: verb for verb in (preflight, folder_markers, start, status, stop, kill)
+    verb.__name__: verb for verb in (preflight, folder_markers, start, status, read, stop, fail, kill)
 }
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dtrain.core.errors import EnvironmentFault
+from dtrain.core.files import read_regular
 
 WAIT = 120.0
 HINTS = {
@@ -55,6 +56,14 @@ def run(
         hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, done.stderr)), "")
         raise EnvironmentFault(f"{shown} failed ({done.returncode}): {_reason(done.stderr)}", hint)
     return done.stdout
+
+
+def text_of(path: Path) -> str:
+    """The text of a file. EnvironmentFault if it cannot be read."""
+    try:
+        return read_regular(path).decode(errors="replace")
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be read: {error.strerror}") from error
 
 
 def follow_log(

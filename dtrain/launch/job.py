@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Le
 
 from dtrain.core.errors import EnvironmentFault, FieldError, RecipeError
+from dtrain.core.heartbeat import Heartbeat
 from dtrain.core.process_info import LAUNCH
 from dtrain.core.slices import Target as Slice
 from dtrain.core.slices import target as slice_of
@@ -148,6 +149,8 @@ class MachineState:
     """Exit code of the run; None while it has not ended."""
     seconds: float | None = None
     """Seconds for which its machines have been billed; None if not known."""
+    heartbeat: Heartbeat | None = None
+    """The latest heartbeat of the run's first process on the machine; None if it cannot be read from here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +175,9 @@ class LaunchTarget(ABC):
     mount brings, or that is up to the user."""
     sends_environment: ClassVar[bool] = True
     """Whether the values of `environment` are taken from this machine."""
+
+    replaces_hosts: ClassVar[bool] = False
+    """Whether a host that is lost comes back, or another one, without a command of the user's."""
 
     @property
     def mounted(self) -> Mapping[str, str]:
@@ -213,6 +219,24 @@ class LaunchTarget(ABC):
     @abstractmethod
     def removes(self, job: LaunchJob) -> list[str]:
         """What `down` removes, one line each."""
+
+    def watch(self, job: LaunchJob) -> Iterator[list[MachineState]]:
+        """The state again and again, each time that it is asked for."""
+        while True:
+            yield self.status(job)
+
+    def fail(self, job: LaunchJob, host: int, *, whole: bool) -> str:
+        """Kill a process of the run that trains on that host, or with `whole` all of them and what would restart them
+        there, as if the host lost power. Returns its name. Targets without `by_hand` have it."""
+        raise NotImplementedError(type(self).__name__)
+
+    def read(self, job: LaunchJob, name: str) -> str:
+        """The text of a file of the run folder, by its path in it. Targets without `by_hand` have it."""
+        raise NotImplementedError(type(self).__name__)
+
+    def by_hand(self, job: LaunchJob) -> list[str]:
+        """Commands that end a process and a host of the run, where dtrain cannot watch how it recovers; else none."""
+        return []
 
     def checks(self, job: LaunchJob) -> list[Check]:
         """The checks that `check` runs."""

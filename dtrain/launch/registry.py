@@ -26,7 +26,7 @@ from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, Locked
 from dtrain.core.files import overwrite, read_regular
 from dtrain.core.run_dir import Folder, folder
 from dtrain.core.types import JsonObject
-from dtrain.launch.job import LaunchJob
+from dtrain.launch.job import LaunchJob, LaunchTarget, Say
 from dtrain.launch.wire import adapter
 
 NAME, SIGNATURE = "launch.json", "signature"
@@ -129,6 +129,19 @@ def recorded(runs: Path, record: LaunchJob, before: LaunchJob | None) -> Iterato
                 run.path.rmdir()
                 run.path.parent.rmdir()
         raise
+
+
+def start(
+    runs: Path, target: LaunchTarget, job: LaunchJob, dollars_hour: float | None, before: LaunchJob | None, say: Say
+) -> LaunchJob:
+    """Start a run on its target and return its record, which is in `runs`. `before`: the record that it replaces."""
+    if before and before.target == job.target:
+        job = replace(job, handle=before.handle)
+    job = record_of(replace(job, handle=target.start_handle(job)), dollars_hour)
+    with recorded(runs, job, before):  # so that `down` finds a launch that failed halfway
+        job = replace(job, handle=target.up(job, say))
+    write(folder(runs, job.name), job)
+    return job
 
 
 def find(runs: Path, name: str) -> LaunchJob | None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -126,24 +127,42 @@ def supervise(job: HostJob) -> int:
     return 0
 
 
+def fail(request: Request) -> Reply:
+    """Kill a process that trains, or with `whole` all processes of the run on this host, as if it lost power: its files
+    stay, and no exit code is recorded. EnvironmentFault if the run is not alive here."""
+    files = RunnerDir(request.job)
+    run = files.process("run")
+    if run is None:
+        raise EnvironmentFault(f"{request.job.name} does not run here")
+    below = _family([run.pid])[1:2]  # the first of those that it supervises
+    chosen = _family(files.living()) if request.whole else below or [run.pid]
+    _kill(chosen)
+    return Reply(items=tuple(chosen))
+
+
 def kill(request: Request) -> Reply:
     """Kill all processes of the run on this host; remove its log, runner files and launch record. Checkpoints stay."""
     files = RunnerDir(request.job)
     family = _family(files.living())
-    for pid in family:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    end = time.monotonic() + 10
-    while any(start_time(pid) for pid in family) and time.monotonic() < end:
-        time.sleep(0.05)
-    if left := [pid for pid in family if start_time(pid)]:
-        raise EnvironmentFault(f"processes {left} are still alive after SIGKILL")
+    _kill(family)
     shutil.rmtree(files.path, ignore_errors=True)
     with suppress(OSError):
         files.path.parent.rmdir()
     if request.job.rank == 0:
         (files.run.path / RECORD).unlink(missing_ok=True)
     return Reply(items=tuple(family))
+
+
+def _kill(pids: Sequence[int]) -> None:
+    """Kill these processes and wait until they are gone. EnvironmentFault if some stay."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + 10
+    while any(start_time(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    if left := [pid for pid in pids if start_time(pid)]:
+        raise EnvironmentFault(f"processes {left} are still alive after SIGKILL")
 
 
 def _family(first: list[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """Messages between the hosts and the machine where `dtrain launch` is run, and the runner's files on a host: frozen
 dataclasses, the same at both ends, each encoded as one line of JSON:
 
-    {"version": 2, "dtrain": "0.1.0", "type": "Reply", "value": {"problem": "...", ...}}
+    {"version": 3, "dtrain": "0.1.0", "type": "Reply", "value": {"problem": "...", ...}}
 """
 
 import json
@@ -14,14 +14,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from dtrain import __version__
 from dtrain.core.errors import EnvironmentFault
+from dtrain.core.heartbeat import Heartbeat
 from dtrain.core.process_info import ProcessInfo
 
-VERSION = 2
+VERSION = 3
 """Increased when a class below or the behaviour of a verb changes."""
 RUNS_HERE = "runs here already"
 CODE = "code of dtrain"
 """The key of the digest of dtrain's code among the versions of a host."""
-Verb = Literal["preflight", "folder_markers", "start", "status", "logs", "stop", "kill"]
+Verb = Literal["preflight", "folder_markers", "start", "status", "read", "logs", "stop", "fail", "kill"]
 T = TypeVar("T")
 
 
@@ -62,6 +63,10 @@ class Request:
     offset: int | None = None
     """Where to start in the log, in bytes; None: at the last start."""
     follow: bool = False
+    path: str = ""
+    """A file of the run folder to read, relative to it."""
+    whole: bool = False
+    """Whether to end all processes of the run on the host, or one that trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +97,8 @@ class Reply:
     """Progress of the run, or a line of the log; None at the end of the log."""
     offset: int | None = None
     """Byte offset after that line."""
+    heartbeat: Heartbeat | None = None
+    """The latest heartbeat of the run's first process on the host."""
 
 
 @dataclass(frozen=True)

@@ -134,13 +134,15 @@ def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[st
     record = trial.run_dir("straight").read_record()
     steps = record["steps"]
     certificate = Certificate(
-        Path(trial.recipe).stem, steps, record["topology"], record["versions"], _checksum(trial, "straight")
+        Path(trial.recipe).stem, steps, record["topology"], record["versions"], checksum(trial.run_dir("straight"))
     )
 
     at = sorted(random.Random(seed).sample(range(1, steps), min(kills, steps - 1)))
     trial.say(f"killed at steps {', '.join(map(str, at))}")
     hits = trial.killed("killed", at)
-    result = same_bits(trial, hits)
+    for name in ("straight", "killed"):
+        manifest.check(trial.run_dir(name).checkpoints / str(steps), 0, 1)
+    result = same_bits(trial.run_dir("straight"), trial.run_dir("killed"), hits)
     few = Guarantee(f"killed {len(at)} times", False, f"only {hits} kills came before the run ended")
     certificate.findings.extend([result] if hits == len(at) else [result, few])
     for number, (what, changes) in enumerate(others.items()):
@@ -150,13 +152,13 @@ def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[st
     return certificate
 
 
-def same_bits(trial: Trial, times: int) -> Guarantee:
-    """Whether the runs "straight" and "killed" have the same final state and metrics."""
-    straight, killed = (_checksum(trial, name) for name in ("straight", "killed"))
-    rows = [_numbers(trial, name) for name in ("straight", "killed")]
+def same_bits(straight: Folder, killed: Folder, times: int) -> Guarantee:
+    """Whether a run that was killed so many times has the same final state and metrics as an undisturbed one."""
+    states = [checksum(run) for run in (straight, killed)]
+    rows = [_numbers(run) for run in (straight, killed)]
     what = f"killed {times} times, resumed"
-    if straight != killed:
-        return Guarantee(what, False, f"the state differs: {killed}")
+    if states[0] != states[1]:
+        return Guarantee(what, False, f"the state differs: {states[1]}")
     if rows[0] != rows[1]:
         return Guarantee(what, False, "the state is the same, but the metrics differ")
     return Guarantee(what, True, f"the same bits; {len(rows[0])} lines of metrics equal")
@@ -170,18 +172,18 @@ def _same_losses(trial: Trial, what: str, name: str) -> Guarantee:
     if straight.keys() != other.keys():
         return Guarantee(what, False, "different steps were logged")
     worst = max((abs(other[step] - loss) / max(abs(loss), 1e-12) for step, loss in straight.items()), default=0.0)
-    same = _checksum(trial, "straight") == _checksum(trial, name)
+    same = checksum(trial.run_dir("straight")) == checksum(trial.run_dir(name))
     return Guarantee(what, worst <= TOLERANCE, "the same bits" if same else f"losses within {worst:.1e}")
 
 
-def _checksum(trial: Trial, name: str) -> str:
-    run_dir = trial.run_dir(name)
-    folder = run_dir.checkpoints / str(run_dir.read_record()["steps"])
-    return "-".join(f"{word:08x}" for word in manifest.check(folder, 0, 1).checksum)
+def checksum(run: Folder) -> str:
+    """Checksum of the bits of the last state of a run, from the manifest of its last step."""
+    last = run.checkpoints / str(run.read_record()["steps"])
+    return "-".join(f"{word:08x}" for word in manifest.read(last).checksum)
 
 
-def _numbers(trial: Trial, name: str) -> list[str]:
+def _numbers(run: Folder) -> list[str]:
     """The lines of metrics without values that depend on the clock."""
-    rows = read(trial.run_dir(name).metrics)
+    rows = read(run.metrics)
     timed = ("time/", "rate/", "plan/")
     return [json.dumps({k: v for k, v in row.items() if not k.startswith(timed)}, sort_keys=True) for row in rows]

@@ -42,7 +42,7 @@ for line in sys.stdin:
     marks = range(request["value"]["job"]["world_size"]) if verb == "folder_markers" else ()
     value = {{"problem": problem, "time": time.time(), "ready": not problem, "setup": "", "versions": {{}},
              "problems": [], "items": list(marks), "alive": False, "recipe": "", "code": 0, "state": "finished",
-             "recorded": False, "text": None, "offset": None}}
+             "recorded": False, "text": None, "offset": None, "heartbeat": None}}
     print(json.dumps(request | {{"type": "Reply", "value": value}}), flush=True)
 """
 

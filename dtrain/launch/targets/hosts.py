@@ -19,7 +19,7 @@ from dtrain.launch import registry
 from dtrain.launch.fanout import Answer, Connections, Machine
 from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget, MachineState, Say
 from dtrain.launch.names import RemotePath
-from dtrain.launch.wire import CODE, RUNS_HERE, HostJob
+from dtrain.launch.wire import CODE, RUNS_HERE, HostJob, Reply
 
 HOSTS_SHOWN = 20
 STOPPED = 180.0
@@ -85,6 +85,25 @@ class Hosts(LaunchTarget):
     def status(self, job: LaunchJob) -> list[MachineState]:
         with self._connect(job) as link:
             return _rows(link)
+
+    def watch(self, job: LaunchJob) -> Iterator[list[MachineState]]:
+        with self._connect(job) as link:
+            while True:
+                yield _rows(link)
+
+    def fail(self, job: LaunchJob, host: int, *, whole: bool) -> str:
+        with self._connect(job, host) as link:
+            answers = link.ask("fail", whole=whole)
+        if failed := _problems(answers):
+            raise EnvironmentFault(failed[0])
+        return answers[0].machine.name
+
+    def read(self, job: LaunchJob, name: str) -> str:
+        with self._connect(job, host=0) as link:
+            answers = link.ask("read", path=name)
+        if failed := _problems(answers):
+            raise EnvironmentFault(failed[0])
+        return answers[0].reply.text or ""
 
     def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         with self._connect(job, host) as link:
@@ -246,16 +265,20 @@ def _rows(link: Connections) -> list[MachineState]:
 
 
 def row_of(answer: Answer) -> MachineState:
-    name, reply, text = answer.machine.name, answer.reply, answer.reply.text or ""
+    name, reply = answer.machine.name, answer.reply
+    return MachineState(name, *_state_of(reply), heartbeat=reply.heartbeat)
+
+
+def _state_of(reply: Reply) -> tuple[str, str, int | None]:
+    """The state of a machine, what is told of it, and the run's exit code."""
+    text = reply.text or ""
     if reply.alive:
-        return MachineState(name, "running", text)
-    if reply.problem or reply.code is None:
-        state, reason = (
-            ("unreachable", reply.problem)
-            if reply.problem
-            else ("lost", f"its runner died without an exit code; {text}")
-        )
-        return MachineState(name, state, reason.rstrip("; "), EnvironmentFault.exit_code)
+        return "running", text, None
+    if reply.problem:
+        return "unreachable", reply.problem, EnvironmentFault.exit_code
+    if reply.code is None:
+        reason = f"its runner died without an exit code; {text}".rstrip("; ")
+        return "lost", reason, EnvironmentFault.exit_code
     if reply.code == Stopped.exit_code or (reply.code == 0 and reply.state == "stopped"):
-        return MachineState(name, "stopped", text, 0)  # by the signal or by the stop request, whichever came first
-    return MachineState(name, "ended", f"exit code {reply.code}, {text}".rstrip(", "), reply.code)
+        return "stopped", text, 0  # by the signal or by the stop request, whichever came first
+    return "ended", f"exit code {reply.code}, {text}".rstrip(", "), reply.code

@@ -126,6 +126,13 @@ class Sky(Offer, Rented):
         chips, hours = self.shape.chips if self.shape else 0, self.limit()
         return LaunchPlan(files, [self._launch(job)], hosts, chips, self.rate, hours, rented=paid, notes=tuple(notes))
 
+    def by_hand(self, job: LaunchJob) -> list[str]:
+        return [
+            "sky jobs queue    # the name of the cluster that runs the job",
+            "ssh CLUSTER pkill -KILL -n -f 'dtrain run'    # kills a process that trains",
+            "and delete one of the cluster's machines in the cloud's console: ends a host without notice",
+        ]
+
     def describe(self) -> list[str]:
         what = [f"{one.on or f'{self.nodes} CPU nodes'} on {', '.join(one.infra)}" for one in self.offers]
         lines = [f"hosts: {', or '.join(what)}", f"program: {self.image or self.wheel or self.python}"]

@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, Locked, RecipeError, Stopped
 from dtrain.core.files import overwrite
 from dtrain.core.process_info import COORDINATOR, exports
 from dtrain.core.run_dir import Folder, newest_step
 from dtrain.core.types import Natural, Positive
 from dtrain.launch import registry
-from dtrain.launch.commands import follow_log, run
+from dtrain.launch.commands import follow_log, run, text_of
 from dtrain.launch.job import Check, LaunchJob, LaunchPlan, LaunchTarget, MachineState, Say, fill_template
 from dtrain.launch.names import RemotePath, Word, refuse
 
@@ -122,6 +123,7 @@ class Slurm(LaunchTarget):
     """Memory of each node, as 100G."""
     grace: Positive = 120
     """Seconds before its time limit at which the run is asked to save."""
+    replaces_hosts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         seconds = seconds_of(self.time) if self.time else None
@@ -200,7 +202,21 @@ class Slurm(LaunchTarget):
         again = f", requeued {found.restarts} times" if found.restarts else ""
         saved = found.code == Stopped.exit_code or (found.code == 0 and record.get("state") == "stopped")
         state, what = "stopped" if saved else found.state.lower(), f"{found.nodes or 'no node yet'}, {step}{again}"
-        return [MachineState(f"job {_number(job)}", state, what, found.code, found.seconds)]
+        latest = heartbeat.read(run_dir.heartbeat(0))
+        return [MachineState(f"job {_number(job)}", state, what, found.code, found.seconds, latest)]
+
+    def fail(self, job: LaunchJob, host: int, *, whole: bool) -> str:
+        number = _number(job)
+        nodes = run(["scontrol", "show", "hostnames", self._state(job).nodes]).split()
+        # of the processes of the job's step 0 on a node: the newest one, or all
+        chosen = "" if whole else "| sort -n | tail -n 1"
+        listed = f"scontrol listpids {number} {nodes[host]} | awk '$3 == \"0\" {{print $1}}' {chosen}"
+        command = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={nodes[host]}"]
+        run([*command, "bash", "-c", f"{listed} | xargs --no-run-if-empty kill -KILL"])
+        return nodes[host]
+
+    def read(self, job: LaunchJob, name: str) -> str:
+        return text_of(self._run(job).path / name)
 
     def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         def over() -> bool:

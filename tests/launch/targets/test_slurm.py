@@ -121,6 +121,20 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
 
 
 @pytest.mark.slurm
+@pytest.mark.nightly
+def test_a_drill_ends_a_process_and_a_node_and_measures_how_the_job_recovers(
+    dtrain: Dtrain, tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    drill = ("verify", recipe(tmp_path), "--on", "slurm", "steps=2000", "checkpoint.every=50", "--kills", "2", "--yes")
+    done = dtrain(*drill, "--seed", "1", "--json", seconds=500, **cluster, MY_TOKEN="x")
+    found = json.loads(done.stdout)
+    assert (found["kept"], found["target"]) == (True, "slurm, 2 hosts")
+    assert [one["by"] for one in found["recoveries"]] == ["its supervisor", "the scheduler"]
+    assert all(re.search(r"dt[12] killed", one["what"]) for one in found["recoveries"])
+    assert all(one["repeated"] - one["step"] % 50 in (0, 50) for one in found["recoveries"])  # 50 if during a save
+
+
+@pytest.mark.slurm
 @pytest.mark.slow
 def test_refusals_of_slurm_are_shown_before_anything_is_created(
     in_process: Dtrain, tmp_path: Path, cluster: dict[str, str]

@@ -175,6 +175,21 @@ def test_a_host_that_lost_its_processes_joins_again_by_up(dtrain: Dtrain, tmp_pa
 
 
 @pytest.mark.nightly
+def test_a_drill_ends_a_process_and_a_host_and_measures_how_the_run_recovers(
+    dtrain: Dtrain, tmp_path: Path, keys: Path
+) -> None:
+    path = recipe(tmp_path, keys, 2)
+    slow = ",".join([PACED["DTRAIN_FAULT"]] * 4)
+    drill = ("verify", path, "--on", "ssh", "steps=300", "checkpoint.every=40", "--kills", "2", "--seed", "2", "--yes")
+    found = json.loads(dtrain(*drill, "--json", seconds=300, DTRAIN_FAULT=slow).stdout)
+    assert (found["kept"], found["target"]) == (True, "ssh, 2 hosts")
+    assert [one["by"] for one in found["recoveries"]] == ["its supervisor", "`dtrain launch up`"]
+    assert all(re.search(r"root@10\.99\.0\.1[12] killed", one["what"]) for one in found["recoveries"])
+    assert all(one["repeated"] - one["step"] % 40 in (0, 40) for one in found["recoveries"])  # 40 if during a save
+    assert not mentioning(f"{tmp_path}/host")
+
+
+@pytest.mark.nightly
 def test_an_error_on_one_host_ends_the_run_on_all(in_process: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 2)
     failed = in_process(
