@@ -8,11 +8,13 @@ A process that is killed leaves its files to the one that replaces it. After the
 replaces the one of it has none: those that hold its copy load it onto their devices, and it travels back to it.
 """
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import socket
+import stat
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,6 +36,8 @@ from dtrain.core.types import JsonObject
 HEAD = "COPY.json"
 PATIENCE = 1_200_000
 """Milliseconds that a process waits for what another one tells."""
+READ = 4
+"""Exchanges after which all have read a value: every process waits for the others in each of them."""
 KEPT = 2
 """Steps that each process keeps: the others may not have finished the newest one."""
 
@@ -68,7 +72,7 @@ class Copies:
         self._path = self._all / run_id / str(self._rank)
         self._expected = self._blocks(self._rank)
         self._stride = _processes_of_a_host(host)
-        self._others = how.copies if self._processes > self._stride else 0
+        self._others = min(how.copies, self._processes // self._stride - 1)
         self._movers: dict[int, Any] = {}
         self._saving: threading.Thread | None = None
         self._failed: OSError | None = None
@@ -76,7 +80,7 @@ class Copies:
 
     def _prepare(self, run_id: str) -> None:
         try:
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make()
             for other in self._all.iterdir():  # those of an earlier run in this folder
                 if other.name != run_id:
                     shutil.rmtree(other, ignore_errors=True)
@@ -85,14 +89,24 @@ class Copies:
         except OSError as error:
             message = f"cannot keep copies in {self._how.folder}: {error.strerror}"
             raise EnvironmentFault(message, "set checkpoint.memory.folder to a folder of each host") from error
-        needed = (KEPT + 1) * (1 + self._others) * self.bytes
+        needed = (KEPT + 1) * (1 + self._others) * self.bytes * self._stride
         if free < needed:
             message = (
-                f"checkpoint.memory: {KEPT + 1} steps take {needed / 1e9:,.1f} GB of each process in "
+                f"checkpoint.memory: {KEPT + 1} steps of the processes of a host take {needed / 1e9:,.1f} GB in "
                 f"{self._how.folder}, which has {free / 1e9:,.1f} GB free"
             )
             hint = "a container's is set by --shm-size; or checkpoint.memory.folder on a disk of each host"
             raise EnvironmentFault(message, hint)
+
+    def _make(self) -> None:
+        """Create this process's folder. OSError if another user has made the one that is this user's."""
+        own = self._all.parent
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.mkdir(mode=0o700, exist_ok=True)
+        about = own.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+            raise PermissionError(errno.EACCES, f"{own} is not a folder of this user alone")
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
     def bytes(self) -> int:
@@ -121,11 +135,12 @@ class Copies:
         self._saving = threading.Thread(target=self._write, args=(head, copied), name=f"copy {step}", daemon=True)
         self._saving.start()
 
-    @property
     def problem(self) -> str:
-        """Why the copy before could not be written; empty if it could."""
+        """Why a process could not write the copy before; empty if all could."""
         self._wait()
-        return f"the state cannot be copied to {self._how.folder}: {cause(self._failed)}" if self._failed else ""
+        found = self._exchange(cause(self._failed) if self._failed else "")
+        where = next((rank for rank, why in enumerate(found) if why), None)
+        return "" if where is None else f"process {where} cannot copy to {self._how.folder}: {found[where]}"
 
     def _wait(self) -> None:
         if self._saving:
@@ -141,19 +156,24 @@ class Copies:
                 folder.rmdir()
 
     def newest(self, above: int) -> Copy | None:
-        """The newest step above this one that every process has, itself or by a copy on another host."""
+        """The newest step above this one that every process has, itself or by a copy on another host. Newer ones, which
+        some processes lack, are removed."""
         own = {step: self._complete(step) for step in self._steps()}
         sets = [[step for step, head in own.items() if head and (self._path / str(step) / str(number)).exists()]
                 for number in range(self._others + 1)]  # fmt: skip
-        found = self._exchange(sets)
+        limits, found = zip(*self._exchange([above, sets]), strict=True)
+        above = max(limits)  # a mounted bucket may not show the newest checkpoint to all of them
         common = [
             step
             for step in {step for process in found for steps in process for step in steps}
             if step > above and all(self._source(found, rank, step) is not None for rank in range(self._processes))
         ]
+        step = max(common, default=-1)
+        for other in own:  # of steps that are trained again, perhaps with another recipe: they must not be mixed
+            if other > step:
+                shutil.rmtree(self._path / str(other), ignore_errors=True)
         if not common:
             return None
-        step = max(common)
         heads = self._exchange(asdict(head) if (head := own.get(step)) else None)
         return next(Copy(**head) for head in heads if head)
 
@@ -166,16 +186,17 @@ class Copies:
         """The arrays of that step, in the order of the shapes' leaves."""
         here = self._path / str(step)
         parts = [here / str(number) for number in range(self._others + 1)]
-        have = self._exchange([path.exists() for path in parts])
+        complete = self._complete(step) is not None
+        have = self._exchange([complete and path.exists() for path in parts])
         lost = [rank for rank in range(self._processes) if not have[rank][0]]
-        arrays = self._read(0, parts[0]) if parts[0].exists() else None
+        arrays = self._read(0, parts[0]) if have[self._rank][0] else None
         for number, path in enumerate(parts[1:], 1):
             sources = {rank: (rank + number * self._stride) % self._processes for rank in lost}
             helped = [rank for rank, holder in sources.items() if have[holder][number]]
             if not helped:
                 continue
             lost = [rank for rank in lost if rank not in helped]
-            returned = self._moved(self._read(number, path), -number)
+            returned = self._moved(self._read(number, path if have[self._rank][number] else None), -number)
             if self._rank in helped:
                 arrays = returned
         assert arrays is not None, "newest() gives a step that every process can have"
@@ -204,7 +225,8 @@ class Copies:
         place = self._path / str(head.step)
         self._failed = None
         try:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make()
+            place.mkdir(exist_ok=True)
             (place / HEAD).unlink(missing_ok=True)
             fault_injection.strike("copy:begin", self._rank)
             for number, blocks in enumerate(copied):
@@ -213,10 +235,13 @@ class Copies:
                         file.write(block.reshape(-1).view(np.uint8).data)
             overwrite(place / HEAD, json.dumps(asdict(head)))
             fault_injection.strike("copy:committed", self._rank)
-            for step in sorted(self._steps(), reverse=True)[KEPT:]:
-                shutil.rmtree(self._path / str(step), ignore_errors=True)
         except OSError as error:
             self._failed = error
+            shutil.rmtree(place, ignore_errors=True)
+        kept = sorted((step for step in self._steps() if step <= head.step), reverse=True)[:KEPT]
+        for step in self._steps():  # higher ones are of an earlier start, which got further
+            if step not in kept:
+                shutil.rmtree(self._path / str(step), ignore_errors=True)
 
     def _steps(self) -> list[int]:
         return [int(path.name) for path in self._path.iterdir() if is_step(path.name)] if self._path.is_dir() else []
@@ -228,11 +253,11 @@ class Copies:
             return head if head.blocks == self._expected and head.step == step else None
         return None
 
-    def _read(self, number: int, path: Path) -> list[Any]:
-        """Arrays whose blocks on the devices of this process are those of the copy with this number, or 0 if there is
-        no such file."""
+    def _read(self, number: int, path: Path | None) -> list[Any]:
+        """Arrays whose blocks on the devices of this process are those of the copy with this number, or 0 without a
+        file."""
         process = self._source_of(number)
-        values = np.memmap(path, np.uint8, "r") if path.exists() and path.stat().st_size else None
+        values = np.memmap(path, np.uint8, "r") if path and path.stat().st_size else None
         arrays, offset = [], 0
         for leaf in self._shapes:
             shape, dtype = leaf.sharding.shard_shape(leaf.shape), leaf.dtype
@@ -287,6 +312,8 @@ class Exchange:
         client = distributed.global_state.client
         assert client is not None, "jax.distributed is initialised"
         client.key_value_set(f"dtrain/copies/{self.count}/{rank}", json.dumps(value))
+        if self.count > READ:
+            client.key_value_delete(f"dtrain/copies/{self.count - READ}/{rank}")
         keys = (f"dtrain/copies/{self.count}/{other}" for other in range(processes))
         return [json.loads(client.blocking_key_value_get(key, PATIENCE)) for key in keys]
 

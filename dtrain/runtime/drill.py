@@ -92,12 +92,12 @@ class Launches:
     @contextmanager
     def running(self, job: LaunchJob) -> Iterator[LaunchJob]:
         """A run from its start; at the end nothing of it is left but its folder."""
-        started = self.up(job)
         try:
-            yield started
+            yield self.up(job)
         finally:
-            self.target.down(registry.find(self.runs, job.name) or started, lambda _: None)
-            registry.forget(self.runs, job.name)
+            if started := registry.find(self.runs, job.name):  # also of a start that was interrupted
+                self.target.down(started, lambda _: None)
+                registry.forget(self.runs, job.name)
 
     def beats(self, job: LaunchJob) -> Iterator[tuple[Heartbeat | None, bool]]:
         """The latest heartbeat of the run, and whether the run has ended well; DtrainError if it failed, or if it
@@ -174,15 +174,15 @@ def _recovery(launches: Launches, job: LaunchJob, step: int, host: int, *, whole
             return None
         if latest and latest.step >= max(step, latest.first + 2):
             break
+    began = time.monotonic()
     try:
         name = launches.target.fail(job, host, whole=whole)
     except EnvironmentFault:
         if any(done for _, done in launches.beats(job)):  # it ended meanwhile
             return None
         raise
-    began = time.monotonic()
-    before, _ = next(launches.beats(job))  # the last of the process that was killed, which stays until the next begins
-    assert before
+    # the last of the process that was killed, which stays until the next begins; a host may not answer at once
+    before = next(latest for latest, _ in launches.beats(job) if latest)
     by = "its supervisor"
     if whole and launches.target.replaces_hosts:
         by = "the scheduler"
@@ -191,7 +191,8 @@ def _recovery(launches: Launches, job: LaunchJob, step: int, host: int, *, whole
         by = "`dtrain launch up`"
     seconds, first = 0.0, before.step
     for latest, done in launches.beats(job):
-        assert latest
+        if latest is None:
+            continue
         if latest.since <= before.since:
             before = latest
         elif latest.step > latest.first + 1 and not seconds:  # the step before is computed when one is dispatched

@@ -28,14 +28,20 @@ class Standbys:
     def fill(self) -> None:
         """Start those that are missing."""
         while len(self._waiting) < self._count:
-            ours, theirs = socket.socketpair()
+            try:
+                self._waiting.append(self._started())
+            except OSError:  # too many processes, or too little memory: the run continues without them
+                self._count = 0
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "dtrain", *self._arguments],
                 env=process_environment(self._together) | {standby.STANDBY: str(theirs.fileno())},
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
-            theirs.close()
-            self._waiting.append((process, ours))
+        return process, ours
 
     def take(self, environment: Mapping[str, str], out: int, err: int) -> subprocess.Popen[bytes] | None:
         """Start one that waits, with more environment variables and these files for its output; None if none does."""

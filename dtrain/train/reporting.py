@@ -1,6 +1,6 @@
-"""Send measured values to the console, metrics.jsonl and the recipe's trackers."""
+"""Describe a run that starts, and send measured values to the console, metrics.jsonl and the recipe's trackers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,49 @@ from dtrain.core.metrics import Metric
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import tokens_in
-from dtrain.parallel.mesh import mesh_sizes
+from dtrain.data.source import Source
+from dtrain.models.nn.param import count, trained
+from dtrain.parallel.mesh import PIPELINE, mesh_sizes, mesh_text
+from dtrain.parallel.pipeline import bubble_text
+from dtrain.parallel.rules import bytes_of, dtypes_of
 from dtrain.recipe.load import plain
 from dtrain.track.console import Console, eval_line
 from dtrain.track.jsonl import Lines, lines
 from dtrain.track.meters import Meters, peak_of
+from dtrain.track.text import epochs_text
 from dtrain.track.tracker import TrackedRun, Tracker, opened
 from dtrain.train.record import Record
+
+
+def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices: list[Device]) -> Iterator[str]:
+    """Describe the run that is about to start: devices, parameters, epochs, pipeline bubble, replicated parameters."""
+    recipe, layout = assembly.recipe, assembly.layout
+    platform, processes = devices[0].device_kind, jax.process_count()
+    where = f"{len(devices)} x {platform}" + (f" in {processes} processes" if processes > 1 else "")
+    yield f"{recipe.name}  on {where}  mesh {mesh_text(mesh_sizes(layout.sizes))}  engine {recipe.engine.kind}"
+    size = bytes_of(layout.declared, recipe.precision.params) / 2**20
+    kept = dtypes_of(layout.declared, recipe.precision.params)
+    numbers = f"{count(layout.declared):,} parameters, {size:.1f} MiB in {kept}"
+    own = count(trained(layout.declared, layout.declared))
+    numbers += f", {own:,} of them trained" if own < count(layout.declared) else ""
+    yield f"model {recipe.model.kind}: {numbers}"
+    epochs, length = steps * recipe.batch / len(train), tokens_in(train.example)
+    what = f"rows of {length:,} tokens" if length else "examples"
+    yield (
+        f"data {recipe.data.kind}: {len(train):,} {what} to train on, {len(test):,} held out; "
+        f"batch {recipe.batch} x {steps:,} steps = {epochs_text(epochs)} epochs"
+    )
+    for split, source in {"to train on": train, "held out": test}.items():
+        yield from (f"{split}: {line}" for line in source.notes)
+    stages = layout.sizes[PIPELINE]
+    if stages > 1:
+        yield bubble_text(stages, recipe.accumulate)
+    replicated = layout.replicated()
+    if replicated:
+        size = sum(param.bytes(recipe.precision.params) for _, param in replicated)
+        more = f" and {len(replicated) - 3} more" if len(replicated) > 3 else ""
+        names = ", ".join(name for name, _ in replicated[:3]) + more
+        yield f"replicated, as no mesh rule applies: {names}; {size:,} bytes on every device"
 
 
 @dataclass(frozen=True)

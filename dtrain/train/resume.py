@@ -1,6 +1,8 @@
 """Find where a start of a run begins: the newest undamaged checkpoint, restored bit for bit, or step 0."""
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -11,7 +13,7 @@ from dtrain.assembly.checksum import state_checksum
 from dtrain.assembly.state import State, completed, create_state, saved
 from dtrain.checkpoint.copies import Copies
 from dtrain.checkpoint.manifest import CorruptCheckpoint
-from dtrain.checkpoint.store import Store
+from dtrain.checkpoint.store import Store, all_agree
 from dtrain.core import fault_injection
 from dtrain.core.errors import CheckpointError, DataError, NotFinite
 from dtrain.core.types import JsonObject
@@ -110,12 +112,19 @@ def _copied(
         newest = copies.newest(above=max(store.steps(), default=0) - 1)
         if newest is None:
             return None
+        if newest.conditions["settings"] != json.loads(json.dumps(now["settings"])):
+            console.warn("the copies in memory are of a run with other settings, and are not used")
+            copies.clear()
+            return None
         refuse_other_data(newest.conditions, train)
         shapes = saved(assembly.shapes, assembly.layout.declared)
         state = jax.tree.unflatten(jax.tree.structure(shapes), copies.restore(newest.step))
         others = {name: leaf for part in initial.values() for name, leaf in part.read().items()}
-        state = completed(state, assembly.layout.declared, others)
-        if list(state_checksum(newest.step, state).checksum()) != list(newest.checksum):
+        state, same = completed(state, assembly.layout.declared, others), False
+        with suppress(NotFinite):  # no such state is copied
+            same = list(state_checksum(newest.step, state).checksum()) == list(newest.checksum)
+        if not all_agree(same, jax.process_count()):  # each process has read its own part
+            copies.clear()
             console.warn(f"the copy of step {newest.step} in memory does not have its checksum, and is not used")
             return None
         start = replace(_start(newest.step, newest.conditions, log.next_batch, now), saved=False)

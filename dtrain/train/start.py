@@ -18,21 +18,18 @@ from dtrain.checkpoint.copies import Copies
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError, RecipeError
-from dtrain.core.types import Device, JsonObject
-from dtrain.data.batch import Batch, tokens_in
+from dtrain.core.types import JsonObject
+from dtrain.data.batch import Batch
 from dtrain.data.batches import refuse_changed
 from dtrain.data.class_weights import class_counts, class_weights
 from dtrain.data.lost_text import lost_text
 from dtrain.data.overlap import overlap
 from dtrain.data.source import UNKNOWN, Source
 from dtrain.inference.evaluate import text_bytes
-from dtrain.models.nn.param import count, trained
 from dtrain.parallel.compile_cache import Counter
 from dtrain.parallel.devices import are_fake, await_compiled
 from dtrain.parallel.engine import Traced
-from dtrain.parallel.mesh import PIPELINE, mesh_sizes, mesh_text
-from dtrain.parallel.pipeline import bubble_text
-from dtrain.parallel.rules import bytes_of, dtypes_of
+from dtrain.parallel.mesh import mesh_sizes
 from dtrain.recipe.recipe import Recipe, watched
 from dtrain.track.text import epochs_text
 from dtrain.train import provenance
@@ -43,7 +40,7 @@ from dtrain.train.loss_guard import LossGuard
 from dtrain.train.performance_warnings import PerformanceWarnings
 from dtrain.train.profile import Profiler
 from dtrain.train.progress import Progress
-from dtrain.train.reporting import PlanComparison, compare_with_plan, reporter
+from dtrain.train.reporting import PlanComparison, banner, compare_with_plan, reporter
 from dtrain.train.resume import Start
 from dtrain.train.save_timer import ClockOfRank0, SaveTimer
 from dtrain.train.session import Session
@@ -153,7 +150,9 @@ def prepare(session: Session) -> RunSetup:
     session.stack.enter_context(store)
     shapes = saved(assembly.shapes, assembly.layout.declared)
     store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)))
-    kept = policy.memory and Copies(session.run_dir, session.log.values["started"], policy.memory, shapes)
+    kept = None
+    if policy.memory and not session.dry:
+        kept = Copies(session.run_dir, session.log.values["started"], policy.memory, shapes)
     return RunSetup(
         assembly,
         train,
@@ -166,7 +165,7 @@ def prepare(session: Session) -> RunSetup:
         now=now,
         evaluations=evaluations,
         every=every,
-        copies=kept or None,
+        copies=kept,
         initial=initial,
     )
 
@@ -250,37 +249,6 @@ def _note_committed(session: Session, store: Store) -> None:
         session.log.committed(store.committed)
 
 
-def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices: list[Device]) -> Iterator[str]:
-    """Describe the run that is about to start: devices, parameters, epochs, pipeline bubble, replicated parameters."""
-    recipe, layout = assembly.recipe, assembly.layout
-    platform, processes = devices[0].device_kind, jax.process_count()
-    where = f"{len(devices)} x {platform}" + (f" in {processes} processes" if processes > 1 else "")
-    yield f"{recipe.name}  on {where}  mesh {mesh_text(mesh_sizes(layout.sizes))}  engine {recipe.engine.kind}"
-    size = bytes_of(layout.declared, recipe.precision.params) / 2**20
-    kept = dtypes_of(layout.declared, recipe.precision.params)
-    numbers = f"{count(layout.declared):,} parameters, {size:.1f} MiB in {kept}"
-    own = count(trained(layout.declared, layout.declared))
-    numbers += f", {own:,} of them trained" if own < count(layout.declared) else ""
-    yield f"model {recipe.model.kind}: {numbers}"
-    epochs, length = steps * recipe.batch / len(train), tokens_in(train.example)
-    what = f"rows of {length:,} tokens" if length else "examples"
-    yield (
-        f"data {recipe.data.kind}: {len(train):,} {what} to train on, {len(test):,} held out; "
-        f"batch {recipe.batch} x {steps:,} steps = {epochs_text(epochs)} epochs"
-    )
-    for split, source in {"to train on": train, "held out": test}.items():
-        yield from (f"{split}: {line}" for line in source.notes)
-    stages = layout.sizes[PIPELINE]
-    if stages > 1:
-        yield bubble_text(stages, recipe.accumulate)
-    replicated = layout.replicated()
-    if replicated:
-        size = sum(param.bytes(recipe.precision.params) for _, param in replicated)
-        more = f" and {len(replicated) - 3} more" if len(replicated) > 3 else ""
-        names = ", ".join(name for name, _ in replicated[:3]) + more
-        yield f"replicated, as no mesh rule applies: {names}; {size:,} bytes on every device"
-
-
 @dataclass(frozen=True)
 class Hooks:
     """The hooks of one attempt."""
@@ -354,7 +322,11 @@ def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hoo
         stop=agreed,
         one_at_a_time=faked,
     )
-    guard = LossGuard(recipe.guard, start.batches_skipped, lambda step: saving.due(step) or evaluation.due(step))
+
+    def kept(step: int) -> bool:  # the state after this step is saved, copied or measured
+        return saving.due(step) or saving.copied(step) or evaluation.due(step)
+
+    guard = LossGuard(recipe.guard, start.batches_skipped, kept)
     guard.recall(start.guard_state)
     progress = progress_of(session, ready.evaluations.metrics, start.progress)
 
@@ -426,7 +398,7 @@ def _copier(
 
     def copy(number: int, state: State, metrics: Mapping[str, float], checksum: StateChecksum) -> None:
         assert ready.copies
-        if not warned and (problem := ready.copies.problem):
+        if not warned and (problem := ready.copies.problem()):
             warned.append(session.console.warn(f"{problem}; the run resumes from its checkpoints"))
         sync()  # as before a checkpoint
         pending = due(number) and not metrics

@@ -259,7 +259,13 @@ class GKE(JobSet):
 
     def by_hand(self, job: LaunchJob) -> list[str]:
         pods = self._kubectl(job, "get", "pods", "-l", f"jobset.sigs.k8s.io/jobset-name={job.name}", "-o", "name")
-        process = [*self._kubectl(job, "exec", "POD"), "--", "pkill", "-KILL", "-n", "-f", "dtrain run"]
+        process = [
+            *self._kubectl(job, "exec", "POD"),
+            "--",
+            "sh",
+            "-c",
+            "pkill -KILL -o -P $(pgrep -o -f 'dtrain run')",
+        ]
         host = self._kubectl(job, "delete", "pod", "POD", "--grace-period=0", "--force")
         notes = ("the names of its pods", "kills a process that trains", "ends a host without notice")
         return [f"{shlex.join(line)}    # {note}" for line, note in zip((pods, process, host), notes, strict=True)]

@@ -270,7 +270,7 @@ def row_of(answer: Answer) -> MachineState:
 
 
 def _state_of(reply: Reply) -> tuple[str, str, int | None]:
-    """The state of a machine, what is told of it, and the run's exit code."""
+    """The state of a machine, its description, and the run's exit code."""
     text = reply.text or ""
     if reply.alive:
         return "running", text, None

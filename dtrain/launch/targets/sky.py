@@ -129,7 +129,7 @@ class Sky(Offer, Rented):
     def by_hand(self, job: LaunchJob) -> list[str]:
         return [
             "sky jobs queue    # the name of the cluster that runs the job",
-            "ssh CLUSTER pkill -KILL -n -f 'dtrain run'    # kills a process that trains",
+            "ssh CLUSTER \"pkill -KILL -o -P \\$(pgrep -o -f 'dtrain run')\"    # kills a process that trains",
             "and delete one of the cluster's machines in the cloud's console: ends a host without notice",
         ]
 

@@ -208,8 +208,8 @@ class Slurm(LaunchTarget):
     def fail(self, job: LaunchJob, host: int, *, whole: bool) -> str:
         number = _number(job)
         nodes = run(["scontrol", "show", "hostnames", self._state(job).nodes]).split()
-        # of the processes of the job's step 0 on a node: the newest one, or all
-        chosen = "" if whole else "| sort -n | tail -n 1"
+        # of the processes of the job's step 0 on a node: the first that the supervisor started, or all
+        chosen = "" if whole else "| sort -n | sed -n 2p"
         listed = f"scontrol listpids {number} {nodes[host]} | awk '$3 == \"0\" {{print $1}}' {chosen}"
         command = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={nodes[host]}"]
         run([*command, "bash", "-c", f"{listed} | xargs --no-run-if-empty kill -KILL"])
