@@ -104,7 +104,7 @@ class Copies:
         own.parent.mkdir(parents=True, exist_ok=True)
         own.mkdir(mode=0o700, exist_ok=True)
         about = own.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
             raise PermissionError(errno.EACCES, f"{own} is not a folder of this user alone")
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
