@@ -148,12 +148,12 @@ class Copies:
             self._saving = None
 
     def clear(self) -> None:
-        """Remove all copies of the run on this host, which has saved its last step."""
+        """Remove all copies of the run on this host, those of other processes, too: none of them is needed any more."""
         self._wait()
-        shutil.rmtree(self._path, ignore_errors=True)
-        for folder in (self._path.parent, self._all):
-            with suppress(OSError):  # those of other processes are there
-                folder.rmdir()
+        self._failed = None  # another process may have removed what this one was writing
+        shutil.rmtree(self._path.parent, ignore_errors=True)
+        with suppress(OSError):  # another run is there
+            self._all.rmdir()
 
     def newest(self, above: int) -> Copy | None:
         """The newest step above this one that every process has, itself or by a copy on another host. Newer ones, which

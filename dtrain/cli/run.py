@@ -18,7 +18,6 @@ from dtrain.cli.arguments import RUNS, Debug, Devices, Overrides, Recipe, RunsDi
 from dtrain.cli.exits import exits
 from dtrain.cli.tables import echo_fitted
 from dtrain.core.errors import Exhausted, HostLost, RecipeError, Stopped
-from dtrain.core.standby import STANDBY, await_start
 
 if TYPE_CHECKING:
     from dtrain.core.process_info import ProcessInfo
@@ -121,6 +120,7 @@ def run(
 ) -> None:
     """Train a model. Running the same recipe again resumes the run."""
     from dtrain.core.parent import is_supervised, stop_with_sweep
+    from dtrain.core.standby import STANDBY
 
     if STANDBY in os.environ:
         _stand_by()
@@ -162,13 +162,15 @@ def _stand_by() -> None:
 
     from dtrain.core import signals
     from dtrain.core.parent import exit_with_parent
+    from dtrain.core.standby import await_start
     from dtrain.parallel.devices import configure_environment
 
     exit_with_parent()
-    configure_environment()
-    for name in ("optax", "orbax.checkpoint", "grain", "rich.progress", "dtrain.recipe.load", "dtrain.train.run"):
-        importlib.import_module(name)
-    await_start()
+    with signals.leaving_silently():  # it has nothing to save
+        configure_environment()
+        for name in ("optax", "orbax.checkpoint", "grain", "rich.progress", "dtrain.recipe.load", "dtrain.train.run"):
+            importlib.import_module(name)
+        await_start()
     signals.restart_clock()
 
 

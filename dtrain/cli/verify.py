@@ -1,11 +1,10 @@
 """dtrain verify"""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtrain.cli.arguments import RUNS, Debug, Devices, Json, Overrides, Recipe, RunsDir
+from dtrain.cli.arguments import RUNS, Debug, Devices, Json, Overrides, Recipe
 from dtrain.cli.exits import exits, interruptible
 from dtrain.core.errors import DtrainError, EnvironmentFault, RecipeError
 
@@ -32,7 +31,8 @@ def verify(
     kills: Annotated[int, typer.Option(min=1, help="Number of times that the run is killed, at random moments.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the random moments.")] = 0,
     others: Annotated[
-        bool, typer.Option(help="Also compare with the other engine, and with other devices and processes.")
+        bool,
+        typer.Option(help="Without --on: also compare with the other engine, and with other devices and processes."),
     ] = True,
     on: Annotated[
         str | None,
@@ -43,7 +43,6 @@ def verify(
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --on: do not ask for confirmation.")] = False,
-    runs_dir: RunsDir = RUNS,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -57,7 +56,7 @@ def verify(
             name = "devices" if devices else "processes"
             raise RecipeError(f"--{name} is for this machine", f"with --on, give launch.{name}=...")
         else:
-            certificate = _there(recipe, overrides or [], on, kills, seed, yes=yes, runs=runs_dir)
+            certificate = _there(recipe, overrides or [], on, kills, seed, yes=yes)
         typer.echo(json.dumps(certificate.values(), indent=2) if as_json else "\n".join(certificate.lines()))
         if not certificate.kept:
             raise typer.Exit(DtrainError.exit_code)
@@ -97,9 +96,7 @@ def _steps(loaded: "Loaded") -> int:
     return loaded.steps or loaded.total_steps(len(loaded.data.open("train")))
 
 
-def _there(
-    recipe: str, overrides: list[str], on: str, kills: int, seed: int, *, yes: bool, runs: Path
-) -> "Certificate":
+def _there(recipe: str, overrides: list[str], on: str, kills: int, seed: int, *, yes: bool) -> "Certificate":
     """The guarantees on a launch target, and how it recovers."""
     import secrets
 
@@ -134,7 +131,7 @@ def _there(
         _say(line)
     _say(f"two runs of {steps} steps: {name}-straight, and {name}-killed, which is killed {kills} times")
     confirm("Start them?", yes)
-    launches = Launches(target, runs, launch_plan.hosts, _say)
+    launches = Launches(target, RUNS, launch_plan.hosts, _say)
     found = drill(launches, undisturbed, killed, kills, seed)
     _say(f"their folders stay on the target: {name}-straight and {name}-killed")
     return found

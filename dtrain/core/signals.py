@@ -165,6 +165,17 @@ def listen(*, run: bool) -> None:
     _listeners[-1].start((signal.SIGINT, *requests()) if run else (signal.SIGINT,))
 
 
+@contextmanager
+def leaving_silently() -> Iterator[None]:
+    """Within this context a signal ends the process at once, without a message: nobody waits for it."""
+    listener = _listeners[-1]
+    before, listener.reaction = listener.reaction, lambda _: leave(STOPPED, "")
+    try:
+        yield
+    finally:
+        listener.reaction = before
+
+
 def restart_clock() -> None:
     """Count the time of this process from now on."""
     _listeners[-1].began = time.perf_counter()

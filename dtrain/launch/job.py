@@ -227,12 +227,12 @@ class LaunchTarget(ABC):
 
     def fail(self, job: LaunchJob, host: int, *, whole: bool) -> str:
         """Kill a process of the run that trains on that host, or with `whole` all of them and what would restart them
-        there, as if the host lost power. Returns its name. Targets without `by_hand` have it."""
-        raise NotImplementedError(type(self).__name__)
+        there. Returns its name. EnvironmentFault where only `by_hand` can."""
+        raise EnvironmentFault("dtrain cannot kill processes there", "\n".join(self.by_hand(job)))
 
     def read(self, job: LaunchJob, name: str) -> str:
-        """The text of a file of the run folder, by its path in it. Targets without `by_hand` have it."""
-        raise NotImplementedError(type(self).__name__)
+        """The text of a file of the run folder, by its path in it. EnvironmentFault if it cannot be read from here."""
+        raise EnvironmentFault(f"dtrain cannot read {name} there")
 
     def by_hand(self, job: LaunchJob) -> list[str]:
         """Commands that end a process and a host of the run, where dtrain cannot watch how it recovers; else none."""

@@ -25,9 +25,14 @@ class Standbys:
         self._arguments, self._count, self._together = arguments, count, together
         self._waiting: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
 
+    @property
+    def missing(self) -> int:
+        """How many more are to wait."""
+        return self._count - len(self._waiting)
+
     def fill(self) -> None:
         """Start those that are missing."""
-        while len(self._waiting) < self._count:
+        while self.missing > 0:
             try:
                 self._waiting.append(self._started())
             except OSError:  # too many processes, or too little memory: the run continues without them

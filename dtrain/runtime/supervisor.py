@@ -213,7 +213,7 @@ def _start(
             group.ask()
 
         def ended_elsewhere() -> End | None:
-            if group.trains:  # not before: they would compete for the processor
+            if waiting.missing and group.trains:  # not before: they would compete for the processor
                 waiting.fill()
             return others.end()
 

@@ -46,6 +46,8 @@ from dtrain.train.save_timer import ClockOfRank0, SaveTimer
 from dtrain.train.session import Session
 from dtrain.weights.initial import Initial, initial_from, recorded_sources
 
+Keep = Callable[[int, State, Mapping[str, float], StateChecksum], None]
+"""Keeps the state of a step, with what was evaluated there."""
 SHOWN = 20
 """Most classes that a line names."""
 SLOW_COMPILE = 10.0
@@ -333,9 +335,8 @@ def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hoo
     def hooks_state() -> JsonObject:
         return {"guard_state": dict(guard.state), "progress": progress.plain}
 
-    save = _saver(
-        session, ready, start, due=lambda step: evaluation.due(step) or step == end, hooks_state=hooks_state, sync=sync
-    )
+    ends = lambda step: evaluation.due(step) or step == end  # noqa: E731
+    save, copy = _keepers(session, ready, start, ends, hooks_state, sync)
     timer = SaveTimer(
         0.0 if session.dry else 60 * often.minutes, jax.process_count(), start.step, exchange=ready.exchange
     )
@@ -348,7 +349,7 @@ def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hoo
         skipping=skipping,
         flush=logging.flush,
         timer=timer,
-        copy=_copier(session, ready, start, evaluation.due, hooks_state, sync),
+        copy=copy,
         copy_every=often.memory.every if often.memory and not session.dry else 0,
     )
     watch = PerformanceWarnings(session.clock, logging.every, recipe.data.load.workers, session.console.warn)
@@ -385,55 +386,44 @@ def _alive(session: Session, event: StepEvent) -> None:
     fault_injection.strike(f"step:{event.step}", jax.process_index())
 
 
-def _copier(
+def _keepers(
     session: Session,
     ready: RunSetup,
     start: Start,
     due: Callable[[int], bool],
     hooks_state: Callable[[], JsonObject],
     sync: Callable[[], None],
-) -> Callable[[int, State, Mapping[str, float], StateChecksum], None]:
-    warned, declared = [], ready.assembly.layout.declared
+) -> tuple[Keep, Keep]:
+    """What saves a state as a checkpoint, and what copies it to the memory of the hosts."""
+    store, warned = ready.store, set[str]()
     conditions = partial(provenance.conditions_of, start.now, session.recipe, ready.train, start.batches_skipped)
 
-    def copy(number: int, state: State, metrics: Mapping[str, float], checksum: StateChecksum) -> None:
-        assert ready.copies
-        if not warned and (problem := ready.copies.problem()):
-            warned.append(session.console.warn(f"{problem}; the run resumes from its checkpoints"))
-        sync()  # as before a checkpoint
+    def part(number: int, state: State, metrics: Mapping[str, float]) -> tuple[State, JsonObject]:
         pending = due(number) and not metrics
         about = conditions(number, pending, hooks_state(), session.log.saving(number))
-        ready.copies.save(number, saved(state, declared), about, checksum.checksum())
+        return saved(state, ready.assembly.layout.declared), about
 
-    return copy
+    def proof(checksum: StateChecksum) -> Sequence[int]:
+        sync()  # the metrics up to this step are on disk before a restart can resume from it
+        return checksum.checksum()
 
-
-def _saver(
-    session: Session,
-    ready: RunSetup,
-    start: Start,
-    due: Callable[[int], bool],
-    hooks_state: Callable[[], JsonObject],
-    sync: Callable[[], None],
-) -> Callable[[int, State, Mapping[str, float], StateChecksum], None]:
-    store, warned = ready.store, []
-    conditions = partial(provenance.conditions_of, start.now, session.recipe, ready.train, start.batches_skipped)
+    def warn_once(what: str, text: str) -> None:
+        if what not in warned:
+            warned.add(what)
+            session.console.warn(text)
 
     def save(number: int, state: State, metrics: Mapping[str, float], checksum: StateChecksum) -> None:
         refuse_changed(ready.train, ready.test)
-        eval_pending = due(number) and not metrics
-
-        def proof() -> Sequence[int]:
-            sync()  # the metrics up to this step are on disk before a restart can resume from it
-            return checksum.checksum()
-
-        part = saved(state, ready.assembly.layout.declared)
-        store.save(
-            number, part, conditions(number, eval_pending, hooks_state(), session.log.saving(number)), metrics, proof
-        )
+        store.save(number, *part(number, state, metrics), metrics, partial(proof, checksum))
         session.log.committed(store.committed)
-        if store.took > (grace := session.recipe.checkpoint.grace) and not warned:
+        if store.took > (grace := session.recipe.checkpoint.grace):
             text = f"a save takes {store.took:.0f} s; a preempted machine has {grace:.0f} s (checkpoint.grace)"
-            warned.append(session.console.warn(text))
+            warn_once("grace", text)
 
-    return save
+    def copy(number: int, state: State, metrics: Mapping[str, float], checksum: StateChecksum) -> None:
+        assert ready.copies
+        if problem := ready.copies.problem():
+            warn_once("copies", f"{problem}; the run resumes from its checkpoints")
+        ready.copies.save(number, *part(number, state, metrics), proof(checksum))
+
+    return save, copy

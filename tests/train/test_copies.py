@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.checkpoint.copies import HEAD
 from dtrain.core import heartbeat
 from dtrain.core.run_dir import Folder, saved_steps
 from tests.conftest import PACED, Dtrain, bare_environment
@@ -61,6 +62,21 @@ def test_a_checkpoint_that_is_newer_than_the_copies_is_used(
     assert list((tmp_path / "memory").glob("*/*")) == []
 
 
+@pytest.mark.slow
+def test_copies_of_other_settings_are_not_used(
+    dtrain: Dtrain,
+    recipe: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    dtrain("run", recipe, *RARELY, often(tmp_path), code=-9, DTRAIN_FAULT="kill@step:18")
+    assert list((tmp_path / "memory").glob("*/*/*/0/*"))
+    other = dtrain("run", recipe, *RARELY, often(tmp_path), "optimizer.lr=0.01")
+    assert "the copies in memory are of a run with other settings, and are not used" in other.stderr
+    assert "resumed" not in other.stderr
+    dtrain("run", recipe, *RARELY, "optimizer.lr=0.01", "name=straight")
+    assert saved(tmp_path / "runs" / "small", 40) == saved(tmp_path / "runs" / "straight", 40)
+
+
 class Host:
     """A supervisor with a name of its host of its own, as on another machine."""
 
@@ -96,8 +112,13 @@ def test_a_host_that_is_lost_gets_its_part_back_from_another_one(
         until(lambda: (latest := heartbeat.read(run.heartbeat(0))) and latest.step > 30, "it does not train")
         os.killpg(hosts[1].process.pid, signal.SIGKILL)
         hosts[1].process.wait()
-        for copies in (tmp_path / "memory").glob("*/*/*/1"):
-            shutil.rmtree(copies)
+        (kept,) = (tmp_path / "memory").glob("*/*/*/1")
+        newest, *others = sorted(kept.iterdir(), key=lambda step: -int(step.name))
+        for step in others:
+            shutil.rmtree(step)
+        (newest / HEAD).unlink(missing_ok=True)
+        for number in "01":  # as if it had been lost while it wrote
+            os.truncate(newest / number, 100)
         hosts[1] = Host(tmp_path, 1, address, *words, often(tmp_path))  # the host that replaces it
         assert [host.process.wait(timeout=60) for host in hosts] == [0, 0], hosts[0].output.read_text()
     finally:

@@ -119,6 +119,16 @@ def test_going_back_has_a_budget(dtrain: Dtrain, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "guard"), [(".nan", "not_finite: rollback"), ("1e4", "spike: 20")])
+def test_it_goes_back_from_a_step_that_would_be_copied(dtrain: Dtrain, tmp_path: Path, factor: str, guard: str) -> None:
+    memory = f"checkpoint.memory={{every: {BAD + 1}, folder: {tmp_path}/memory}}"
+    done = dtrain("run", recipe(tmp_path, factor, guard), memory, "evaluate.every=7")
+    assert "rolling back to the newest checkpoint" in done.stderr
+    values = manifest.read(tmp_path / "runs" / "watched" / "checkpoints" / "48").conditions
+    assert values["batches_skipped"] == BAD + 1 - 24  # from the checkpoint of step 24, not from a copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "guard"), [(".nan", "not_finite: rollback"), ("1e4", "spike: 20")])
 def test_it_goes_back_from_a_step_that_would_be_saved(dtrain: Dtrain, tmp_path: Path, factor: str, guard: str) -> None:
     done = dtrain("run", recipe(tmp_path, factor, guard), f"checkpoint.every={BAD + 1}", "evaluate.every=5")
     assert "rolling back to the newest checkpoint" in done.stderr
