@@ -33,7 +33,9 @@ checkpoint: {%s}
 track: {every: 10}
 """
 STEPS_A_KILL, WAIT = 160, 8.0
-"""Steps between kills, and seconds in which the next processes get ready."""
+"""Least steps between kills, and seconds in which the next processes get ready."""
+STEPS = 280
+"""Steps of the run for each kill: more than pass in that time."""
 PROCESSES = 4
 
 
@@ -55,7 +57,7 @@ def main() -> None:
         path = Path(folder) / "campaign.yaml"
         copies = f"every: 0, minutes: 0, memory: {{every: 10, folder: {folder}/memory}}"
         kept = "every: 10, minutes: 0" if "checkpoints" in sys.argv else copies
-        path.write_text(RECIPE % (STEPS_A_KILL * (kills + 1), kept))
+        path.write_text(RECIPE % (STEPS * (kills + 1), kept))
         where = ["--processes", str(PROCESSES), "--devices", str(PROCESSES)]
         trial = Trial(str(path), [], where, Path(folder) / "runs", print)
         run = trial.run_dir("killed")

@@ -73,6 +73,7 @@ class Copies:
         self._expected = self._blocks(self._rank)
         self._stride = _processes_of_a_host(host)
         self._others = min(how.copies, self._processes // self._stride - 1)
+        self._hosts = len(set(host))
         self._movers: dict[int, Any] = {}
         self._saving: threading.Thread | None = None
         self._failed: OSError | None = None
@@ -97,6 +98,16 @@ class Copies:
             )
             hint = "a container's is set by --shm-size; or checkpoint.memory.folder on a disk of each host"
             raise EnvironmentFault(message, hint)
+
+    @property
+    def fewer(self) -> str:
+        """Why there are fewer copies on other hosts than the recipe asks for; empty if there are not. Of a run on one
+        host nobody expects any."""
+        if self._others >= self._how.copies or self._hosts == 1:
+            return ""
+        uneven = self._stride == self._processes
+        why = "the hosts do not have equally many processes, in order" if uneven else f"there are {self._hosts} hosts"
+        return f"checkpoint.memory.copies: {self._others} on other hosts in place of {self._how.copies}, since {why}"
 
     def _make(self) -> None:
         """Create this process's folder. OSError if another user has made the one that is this user's."""

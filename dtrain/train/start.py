@@ -155,6 +155,8 @@ def prepare(session: Session) -> RunSetup:
     kept = None
     if policy.memory and not session.dry:
         kept = Copies(session.run_dir, session.log.values["started"], policy.memory, shapes)
+        if kept.fewer:
+            session.console.warn(kept.fewer)
     return RunSetup(
         assembly,
         train,

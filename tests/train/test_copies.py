@@ -24,7 +24,7 @@ RARELY = ("checkpoint.minutes=0", "steps=40", "evaluate.every=0", "track.every=1
 
 
 def often(tmp_path: Path) -> str:
-    return f"checkpoint.memory={{every: 5, folder: {tmp_path}/memory}}"
+    return f"checkpoint.memory={{every: 5, copies: 2, folder: {tmp_path}/memory}}"
 
 
 @pytest.mark.slow
@@ -125,6 +125,8 @@ def test_a_host_that_is_lost_gets_its_part_back_from_another_one(
         for host in hosts:
             if host.process.poll() is None:
                 os.killpg(host.process.pid, signal.SIGKILL)
-    assert re.search(r"resumed from step [1-9]\d*, a copy in memory", hosts[0].output.read_text())
+    shown = hosts[0].output.read_text()
+    assert re.search(r"resumed from step [1-9]\d*, a copy in memory", shown)
+    assert "checkpoint.memory.copies: 1 on other hosts in place of 2, since there are 2 hosts" in shown
     assert saved_steps(run.checkpoints) == [200]
     assert saved(run.path, 200) == saved(tmp_path / "runs" / "straight", 200)
