@@ -103,7 +103,7 @@ def readers() -> Iterator[str]:
         table_files,
         tokenizer_folder,
     )
-    from dtrain.models import hf_config
+    from dtrain.models.families import fields as config_fields
     from dtrain.weights import peft
 
     def listed(names: Any) -> str:
@@ -148,7 +148,7 @@ def readers() -> Iterator[str]:
     yield "`PassengerId` or `__index_level_0__` are left out, and named, if no two rows have the same value, unless"
     yield "`data.columns` lists them. A CSV file may be UTF-16, and separated by semicolons.\n"
     yield "## config.json\n"
-    yield f"Ignored, since they are about training, saving or text: {listed(hf_config.IGNORED)}.\n"
+    yield f"Ignored, since they are about training, saving or text: {listed(config_fields.IGNORED)}.\n"
     yield "## adapter_config.json\n"
     yield f"Refused at other values than those of plain LoRA: {listed(peft.PLAIN | peft.NEUTRAL)},"
     yield f"`init_lora_weights`, and fields that are not known. Ignored: {listed(peft.IGNORED)}."

@@ -14,12 +14,14 @@ from dtrain.data.arrays import image_example
 from dtrain.data.batch import Batch, Example, Feature
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
+from dtrain.models.decoder_layer import QueryGrowth
+from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import Experts
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import initial, trained
 from dtrain.models.nn.precision import Precision
 from dtrain.models.nn.single_device import SingleDeviceContext
-from dtrain.models.rope import Learned
+from dtrain.models.rope import Learned, NoPosition, Rope
 from dtrain.optim.optimizer import AdamW
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.engine import Engine, Put
@@ -70,6 +72,23 @@ LANGUAGE_MODELS = {
     "mixtral": dataclasses.replace(DECODER, experts=Experts(count=4, active=2, hidden=24, z_loss=1e-3), remat="dots"),
     "deepseek": dataclasses.replace(
         DECODER, experts=Experts(count=8, active=3, hidden=16, shared=1, score="sigmoid", scale=2.0, bias_rate=1e-3)
+    ),
+    "glm4_moe": dataclasses.replace(
+        DECODER, window=None, global_every=0, pattern=(LayerKind(window=12, dense=True), LayerKind()),
+        experts=Experts(count=8, active=3, hidden=16, shared=1, score="sigmoid", scale=2.0, bias=True, groups=4,
+                        active_groups=2, shared_gate=True),
+    ),
+    "cohere2": Decoder(
+        vocab=48, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, hidden=48, init=0.1, norm="layer",
+        position=Rope(interleaved=True), parallel=True, qkv_bias=True, out_bias=True, logit_multiplier=0.5,
+        pattern=(LayerKind(window=12), LayerKind(position=NoPosition())), qkv_clip=0.5,
+    ),
+    "granite": Decoder(
+        vocab=48, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, head_dim=16, hidden=48, init=0.1,
+        position=Rope(partial=0.5), qk_norm=True, qk_norm_rotated=True, mlp_bias=True, feed_forward="relu2",
+        embed_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2,
+        query_growth=QueryGrowth(rate=0.5, original=6),
+        pattern=(LayerKind(window=12, position=Rope(theta=50.0)), LayerKind()),
     ),
 }  # fmt: skip
 AXIS_MESHES = {

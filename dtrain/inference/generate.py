@@ -255,12 +255,14 @@ def generator_of(loaded: LoadedRun) -> Generator:
     """The decoder of a loaded run, its parameters made ready for generation."""
     params: Tree = loaded.recipe.precision.cast(loaded.params, loaded.recipe.model.params())  # once, not at every token
     split = loaded.assembly.layout.parts("heads") > 1 or loaded.assembly.layout.parts("hidden") > 1
-    ready: dict[str, Any] = {"params": {**params, "blocks": _apart(params["blocks"], split)}}
+    model: Any = loaded.recipe.model
+    groups = model.stacks and tuple(kind.group for kind in model.round)
+    ready: dict[str, Any] = {"params": {**params, "blocks": _apart(params["blocks"], split, groups)}}
     return Generator(**vars(loaded) | ready)
 
 
-@partial(jax.jit, static_argnums=1)
-def _apart(blocks: Tree, split: bool) -> tuple[Tree, ...]:
+@partial(jax.jit, static_argnums=(1, 2))
+def _apart(blocks: Tree, split: bool, groups: tuple[str, ...]) -> tuple[Tree, ...]:
     """The layers' own parameters: a loop over stacked ones would copy them at every token."""
-    layers = unstacked(blocks)
+    layers = unstacked(blocks, groups)
     return layers if split else tuple(map(joined, layers))

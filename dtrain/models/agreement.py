@@ -11,9 +11,9 @@ from dtrain.core.files import read_object
 from dtrain.core.types import JsonObject
 from dtrain.models.configs import described_model
 from dtrain.models.decoder import Decoder
-from dtrain.models.hf_config import Published
+from dtrain.models.families.fields import Published
 from dtrain.models.rope import Rope
-from dtrain.models.settings import ABSENT, Settings, differing, settings
+from dtrain.models.settings import ABSENT, Settings, completed, differing, settings
 
 RECORD = "dtrain.settings"
 """The key in a file's header that holds the settings of its model."""
@@ -61,7 +61,7 @@ def agree(
 def _against_record(model: object, header: str, source: Path, say: Say) -> DataError | None:
     ours = json.loads(record(model)[RECORD])
     try:
-        theirs = dict(json.loads(header))
+        theirs = completed(dict(json.loads(header)))
         names = differing(ours, theirs, getattr(model, "context", 0))
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{source}: the settings in its header cannot be read: {error}") from error

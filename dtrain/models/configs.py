@@ -7,8 +7,8 @@ from typing import Any
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import Preparation
 from dtrain.models.decoder import Decoder
-from dtrain.models.hf_config import Published, published_model
-from dtrain.models.hf_export import config_of
+from dtrain.models.families.config import FAMILIES, config_of, published_model
+from dtrain.models.families.fields import Published
 from dtrain.models.image_configs import CONFIG, NoConfig, image_files, image_model, is_of_images
 
 
@@ -18,6 +18,11 @@ def described_model(config: JsonObject, context: int, path: Path) -> Published:
     DataError if its architecture is not supported, or a field is missing or has an impossible value.
     """
     return image_model(config, path) if is_of_images(config) else published_model(config, context, path)
+
+
+def names_of(kind: str) -> str:
+    """Whose names the tensors of a decoder of that `model_type` have; empty for other models."""
+    return FAMILIES[kind].names if kind in FAMILIES else ""
 
 
 def files_beside(

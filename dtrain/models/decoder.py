@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle, islice
 from typing import Literal, Self, get_args
 
 import jax
@@ -18,8 +19,10 @@ from dtrain.core.errors import FieldError
 from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, SOURCES, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT, Batch, Example
-from dtrain.models.decoder_layer import apply, layer, norm, normal
+from dtrain.models.decoder_layer import GROWTH, WAVES, QueryGrowth, apply, layer, norm, normal
+from dtrain.models.families.tensors import namings
 from dtrain.models.feed_forward import Form, gated
+from dtrain.models.layer_pattern import SPARSE, LayerKind, expanded
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
@@ -30,8 +33,10 @@ from dtrain.models.nn.model import Declared, Flops, Loss, Model, Structure
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.nn.remat import ON_DEVICE, Remat, Saved
 from dtrain.models.place import Naming
-from dtrain.models.published import namings
-from dtrain.models.rope import Learned, Rope
+from dtrain.models.rope import Learned, NoPosition, Rope
+
+PATTERNED = ("window", "global_every", "window_theta")
+"""Settings that say what `pattern` says."""
 
 
 def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tree, tokens: int) -> Flops:
@@ -45,13 +50,12 @@ def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tre
     parts = [(param, 1.0) for param in jax.tree.leaves({name: declared[name] for name in ("blocks", "norm")})]
     if model.experts:
         share = model.experts.active / model.experts.count
-        routed = {id(param) for param in jax.tree.leaves(declared["blocks"]["moe"]["experts"])}
-        parts = [(param, share if id(param) in routed else 1.0) for param, _ in parts]
+        parts = [(param, share if "experts" in param.names else 1.0) for param, _ in parts]
     parts += [(param, 1.0) for param in jax.tree.leaves(adapters)]
     used = model.vocab * model.width + sum(declare.count(param) * share for param, share in parts)
     frozen = sum(declare.count(param) * share for param, share in parts if not param.trained)
     frozen += 0 if any(param.trained for param in jax.tree.leaves(head)) else model.vocab * model.width
-    keys = model.layers * sum(mean_attended_keys(length, window) for window in model.windows) / len(model.windows)
+    keys = sum(mean_attended_keys(length, kind.window) for kind in model.kinds)
     each = 6 * used - 2 * frozen + 12 * model.heads * model.head_size * keys
     parameters = "6N" if not frozen else "4N of frozen and 6N of trained parameters"
     return Flops(each * tokens, f"{parameters} and causal attention")
@@ -88,14 +92,17 @@ class Decoder(Declared):
     """swiglu and geglu are gated, by SiLU and by GELU in its tanh form; gelu and gelu_tanh are not."""
     experts: Experts | None = None
     """A mixture of experts in place of the feed-forward layer."""
-    position: Rope | Learned = field(default_factory=Rope)
-    """How the model gets the place of a token: rope rotates queries and keys, learned adds a vector."""
+    position: Rope | Learned | NoPosition = field(default_factory=Rope)
+    """How the model gets the place of a token: rope rotates queries and keys, learned adds a vector, none does
+    nothing."""
     norm: Literal["rms", "layer"] = "rms"
     """rms: root mean square (Llama); layer: with the mean subtracted (GPT-2)."""
     epsilon: PositiveFloat = 1e-5
     """Added to the variance in normalisations."""
     norm_bias: bool = False
     """Whether normalisations add a bias (GPT-2)."""
+    norm_scale: bool = True
+    """Whether normalisations multiply by a learned scale; without (OLMo 1)."""
     norm_offset: bool = False
     """Store normalisation scales as their difference from one (Gemma)."""
     pre_norm: bool = True
@@ -106,23 +113,45 @@ class Decoder(Declared):
     """Normalise queries and keys per head (Qwen 3)."""
     qk_norm_joint: bool = False
     """Normalise queries, and keys, over all heads together (OLMo 2)."""
+    qk_norm_rotated: bool = False
+    """Normalise queries and keys after their rotation (Hunyuan) in place of before."""
+    qkv_clip: PositiveFloat | None = None
+    """Bound of queries, keys and values: they are clipped to [-clip, clip] (OLMo 1)."""
+    parallel: bool = False
+    """Attention and the feed-forward layer read the same normalised input, and both results are added (Cohere)."""
     bias: bool = False
     """Biases in every matrix product except the router's and the experts'."""
     qkv_bias: bool = False
-    """Biases for queries, keys and values only (Qwen 2)."""
+    """Biases for queries, keys and values (Qwen 2)."""
+    out_bias: bool = False
+    """Biases for the output of attention."""
+    mlp_bias: bool = False
+    """Biases in the feed-forward layer."""
     tied: bool = False
     """Use the embedding as the output head."""
     embed_scale: bool = False
     """Multiply embeddings by the square root of the width (Gemma)."""
+    embed_multiplier: PositiveFloat = 1.0
+    """Multiply embeddings by this (Granite)."""
+    residual_multiplier: PositiveFloat = 1.0
+    """Multiply the results of attention and of the feed-forward layer by this before they are added (Granite)."""
+    logit_multiplier: PositiveFloat = 1.0
+    """Multiply the logits by this (Cohere, Granite)."""
     window: Positive | None = None
     """Sliding window: keys that a query attends to, its own included; default: all earlier ones."""
     global_every: Natural = 0
-    """Every n-th layer attends to all keys, the others to the window; 0: every layer has the window. Layers compile as
-    one loop if n divides their number, else one by one."""
+    """Every n-th layer attends to all keys, the others to the window; 0: every layer has the window."""
     window_theta: PositiveFloat | None = None
     """Theta of rotary positions, unscaled, in the layers with the window (Gemma 3); default: as in all other layers."""
+    pattern: tuple[LayerKind, ...] = ()
+    """Kinds of layers, in the order in which they repeat until there are `layers`: [{count: 3, window: 4096}, {}]. In
+    place of `window`, `global_every` and `window_theta`. Equal neighbours compile as one loop."""
     query_pre_attn_scalar: PositiveFloat | None = None
     """Attention scores are divided by its square root (Gemma 2); default: head_dim."""
+    attention_multiplier: PositiveFloat | None = None
+    """Attention scores are multiplied by this (Granite), in place of `query_pre_attn_scalar`."""
+    query_growth: QueryGrowth | None = None
+    """Multiply queries by a factor that grows with their position (Ministral 3)."""
     attention_softcap: PositiveFloat | None = None
     """Bound of the attention scores: cap x tanh(score / cap) (Gemma 2)."""
     logit_softcap: PositiveFloat | None = None
@@ -150,22 +179,51 @@ class Decoder(Declared):
             raise FieldError("heads", f"heads = {self.heads} does not divide width = {self.width}", "or set head_dim")
         if self.heads % self.groups:
             raise FieldError("kv_heads", f"kv_heads = {self.groups} does not divide heads = {self.heads}")
-        if isinstance(self.position, Rope) and self.head_size % 2:
-            raise FieldError("head_dim", f"head_dim = {self.head_size} is odd; rotary positions rotate pairs")
+        self._check_layers()
         if self.padded_vocab % (n := self.loss_chunks):
             padded = f", padded to {self.padded_vocab} (pad_vocab)" if self.padded_vocab > self.vocab else ""
             raise FieldError("loss_chunks", f"loss_chunks = {n} does not divide vocab = {self.vocab}{padded}")
+        if not isinstance(self.remat, str) and (unread := sorted(set(self.remat) - set(self.saveable))):
+            hint = f"save any of {', '.join(self.saveable)}"
+            raise FieldError("remat", f"the backward pass of this model does not read {unread[0]}", hint)
+
+    def _check_layers(self) -> None:
+        """FieldError for settings of rotation, windows and kinds of layers that exclude each other."""
+        if self.pattern and (given := [name for name in PATTERNED if getattr(self, name)]):
+            hint = "give each kind of layer its own window"
+            raise FieldError(given[0], f"{given[0]} and pattern exclude each other", hint)
+        if self.pattern and isinstance(self.position, Learned):
+            raise FieldError("pattern", "layers of a model with learned positions have no kinds", "use position rope")
         if self.global_every and self.window is None:
             raise FieldError("global_every", f"global_every = {self.global_every}: set window")
         if self.window_theta and (self.window is None or not isinstance(self.position, Rope) or self.window_theta <= 1):
             raise FieldError("window_theta", f"window_theta = {self.window_theta}: needs window, rotary positions, > 1")
+        for rope in self.ropes:
+            if (size := rope.rotates(self.head_size)) % 2 or not size:
+                what = "is odd" if rope.partial == 1 else f"x position.partial = {rope.partial} is {size}"
+                raise FieldError("head_dim", f"head_dim = {self.head_size} {what}; rotary positions rotate pairs")
+        if any(kind.dense for kind in self.pattern) and (not self.experts or self.hidden is None):
+            raise FieldError("pattern", "dense layers are those of a model with experts: set experts and hidden")
+        if self.experts and all(kind.dense for kind in self.round):
+            raise FieldError("pattern", "no layer has experts: leave experts out")
+        self._check_norms()
+
+    def _check_norms(self) -> None:
+        """FieldError for settings of normalisations and of attention's scale that exclude each other."""
         if not (self.pre_norm or self.post_norm):
             raise FieldError("pre_norm", "pre_norm and post_norm are both false: a layer must be normalised somewhere")
-        if not isinstance(self.remat, str) and (unread := sorted(set(self.remat) - set(self.saveable))):
-            hint = f"save any of {', '.join(self.saveable)}"
-            raise FieldError("remat", f"the backward pass of this model does not read {unread[0]}", hint)
-        if self.qk_norm_joint and (not self.qk_norm or self.norm != "rms" or self.norm_offset):
-            raise FieldError("qk_norm_joint", "qk_norm_joint needs qk_norm: true, norm: rms and norm_offset: false")
+        if self.attention_multiplier and self.query_pre_attn_scalar:
+            message = "attention_multiplier and query_pre_attn_scalar exclude each other"
+            raise FieldError("attention_multiplier", message)
+        if self.parallel and not self.pre_norm:
+            raise FieldError("parallel", "parallel: attention and the feed-forward layer share the norm of pre_norm")
+        if not self.norm_scale and (self.norm_bias or self.norm_offset):
+            raise FieldError("norm_scale", "norm_scale: false leaves norm_bias and norm_offset nothing to change")
+        if self.qk_norm_joint and (not self.qk_norm or self.norm != "rms" or self.norm_offset or not self.norm_scale):
+            message = "qk_norm_joint needs qk_norm: true, norm: rms, norm_scale: true and norm_offset: false"
+            raise FieldError("qk_norm_joint", message)
+        if self.qk_norm_rotated and (not self.qk_norm or self.qk_norm_joint):
+            raise FieldError("qk_norm_rotated", "qk_norm_rotated needs qk_norm: true and qk_norm_joint: false")
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -217,13 +275,15 @@ class Decoder(Declared):
         policies = [which for which in ON_DEVICE if isinstance(which, str) or set(which) <= set(self.saveable)]
         remat = {"remat": tuple(dict.fromkeys((self.remat, *policies)))}
         chunks = {"loss_chunks": (self.loss_chunks, 1)} if self.loss_chunks > 1 else {}
-        return Structure(mixture, self.layers, len(self.windows), remat | chunks, offload={"remat": "offload"})
+        return Structure(mixture, self.layers, len(self.round), remat | chunks, offload={"remat": "offload"})
 
     def params(self) -> Tree:
         initial, padded_vocab, width = declare.normal(self.init), self.padded_vocab, self.width
         tree: Tree = {"embed": Param((padded_vocab, width), "vocab embed", initial, unpadded=(self.vocab, width))}
         tree["norm"] = norm(self, self.width, "embed")
-        tree["blocks"] = declare.stacked(layer(self), self.layers)
+        of = [kind.group for kind in self.kinds]
+        stacks = {name: declare.stacked(layer(self, dense=name != SPARSE), of.count(name)) for name in self.stacks}
+        tree["blocks"] = stacks or declare.stacked(layer(self, dense=not self.experts), self.layers)
         if isinstance(self.position, Learned):
             # exact: gradients of many tokens are summed in one row
             tree["position"] = Param((self.context, self.width), "_ embed", initial, exact=True)
@@ -246,7 +306,7 @@ class Decoder(Declared):
         metrics = {NLL.name: nll} if self.experts or self.z_loss or changed else {}
         metrics |= {} if by_source is None else {SOURCES: by_source}
         if DROPPED.name in sums:
-            metrics[DROPPED.name] = sums.pop(DROPPED.name) / self.layers
+            metrics[DROPPED.name] = sums.pop(DROPPED.name) / sum(not kind.dense for kind in self.kinds)
         nll = changed(nll, x_BTE, weight_BT) if changed else nll
         return Loss(sum(sums.values(), nll + z), weight_BT.sum(), metrics)
 
@@ -269,18 +329,20 @@ class Decoder(Declared):
         position_BT = batch[POSITION] if POSITION in batch else ctx.places(token_BT.shape[1])[None]
         x_BTE = ctx.scatter(ctx.lookup(params["embed"], token_BT), "vocab")
         x_BTE = x_BTE * math.sqrt(self.width) if self.embed_scale else x_BTE
+        x_BTE = x_BTE * self.embed_multiplier if self.embed_multiplier != 1 else x_BTE
         shared: Tree = {WEIGHT: weight_BT}
         if isinstance(self.position, Learned):
             position_BTE = ctx.gather(params["position"])[ctx.share(position_BT)]
             x_BTE = (x_BTE + position_BTE).astype(x_BTE.dtype)
-        else:
-            shared["waves"] = self.position.waves(position_BT, self.head_size)
-            if self.window_theta:
-                shared["window_waves"] = Rope(theta=self.window_theta).waves(position_BT, self.head_size)
+        shared |= {WAVES: tuple(rope.waves(position_BT, self.head_size) for rope in self.ropes)} if self.ropes else {}
+        shared |= {GROWTH: self.query_growth.factor(position_BT)} if self.query_growth else {}
         shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
-        blocks: list[Block] = [partial(apply, self, window) for window in self.windows]
-        x_BTE, sums = ctx.stack(blocks, params["blocks"], x_BTE, shared, Layers(self.remat, self.unroll))
-        return normal(self, ctx.gather(params["norm"]), x_BTE), sums
+        made: dict[LayerKind, Block] = {kind: partial(apply, self, kind) for kind in self.round}
+        blocks = [made[kind] for kind in self.round]
+        how = Layers(self.remat, self.unroll, self.stacks and tuple(kind.group for kind in self.round))
+        x_BTE, sums = ctx.stack(blocks, params["blocks"], x_BTE, shared, how)
+        x_BTE = normal(self, ctx.gather(params["norm"]), x_BTE)
+        return (x_BTE * self.logit_multiplier if self.logit_multiplier != 1 else x_BTE), sums
 
     @property
     def head(self) -> Head:
@@ -293,12 +355,32 @@ class Decoder(Declared):
         return params["embed"] if self.tied else params["head"]
 
     @property
-    def windows(self) -> list[int | None]:
-        """The window of each layer of one iteration of the loop over layers; None: it attends to all keys."""
-        if not self.global_every:
-            return [self.window]
-        count = self.global_every if self.layers % self.global_every == 0 else self.layers
-        return [None if number % self.global_every == 0 else self.window for number in range(1, count + 1)]
+    def round(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer of one round; rounds repeat until there are `layers`."""
+        if self.pattern:
+            kinds = expanded(self.pattern)
+        else:
+            local = Rope(theta=self.window_theta) if self.window_theta else None
+            near = (LayerKind(window=self.window, position=local),)
+            kinds = (*near * (self.global_every - 1), LayerKind()) if self.global_every else near
+        return kinds[: self.layers]
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer."""
+        return tuple(islice(cycle(self.round), self.layers))
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The groups of layers whose parameters have different shapes; () if all have the same."""
+        found = tuple(dict.fromkeys(kind.group for kind in self.kinds)) if self.experts else ()
+        return found if len(found) > 1 else ()
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The rotations that layers have, each once."""
+        found = [kind.position or self.position for kind in self.round]
+        return tuple(dict.fromkeys(rope for rope in found if isinstance(rope, Rope)))
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         length = example[TOKEN].shape[0]

@@ -4,13 +4,16 @@ Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, 
 """
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
+from dtrain.core.types import Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, WEIGHT
 from dtrain.models.feed_forward import hidden
+from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import matrices
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import AttentionSpec
@@ -18,7 +21,7 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import added, bias, lift, normalised, scale
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.param import Param, Tree
-from dtrain.models.rope import rotated
+from dtrain.models.rope import Rope, rotated
 
 if TYPE_CHECKING:
     from dtrain.models.decoder import Decoder
@@ -26,36 +29,53 @@ if TYPE_CHECKING:
 QKV = ("query", "key", "value")
 JOINED = "joined"
 """The matrices of `joined`."""
+WAVES, GROWTH = "waves", "growth"
+"""What all layers share, by position: the waves of each rotation, and the factor of queries."""
 
 
-def layer(model: "Decoder") -> Tree:
-    """Parameters of attention, and of a feed-forward layer or a mixture of experts."""
+@dataclass(frozen=True, kw_only=True)
+class QueryGrowth:
+    """A factor of queries: 1 + rate x log(1 + floor(position / original)), as in Llama 4's and Ministral 3's code."""
+
+    rate: PositiveFloat
+    """How fast it grows."""
+    original: Positive
+    """Context length of the pretraining; before it the factor is 1."""
+
+    def factor(self, position_BT: jax.Array) -> jax.Array:
+        """(B, T), float32."""
+        return 1 + self.rate * jnp.log1p(jnp.floor(position_BT.astype(jnp.float32) / self.original))
+
+
+def layer(model: "Decoder", *, dense: bool) -> Tree:
+    """Parameters of attention, and of a feed-forward layer (`dense`) or a mixture of experts."""
     width, dim = model.width, model.head_size
     inner = declare.normal(model.init)
     outer = declare.normal(model.init / (math.sqrt(2 * model.layers) if model.depth_init else 1))
     q, kv = ((width, model.heads, dim), "embed heads _"), ((width, model.groups, dim), "embed kv_heads _")
-    tree: Tree = {name: norm(model, width, "embed") for name in ("norm1", "norm2")} if model.pre_norm else {}
+    norms = () if not model.pre_norm else ("norm1",) if model.parallel else ("norm1", "norm2")
+    tree: Tree = {name: norm(model, width, "embed") for name in norms}
     for name, (shape, dims) in {"query": q, "key": kv, "value": kv}.items():
         tree[name] = {"weight": Param(shape, dims, inner, fan_in=("embed",))}
         if model.bias or model.qkv_bias:
             tree[name]["bias"] = bias(shape[1:], dims.partition(" ")[2])
     tree["out"] = {"weight": Param((model.heads, dim, width), "heads _ embed", outer, fan_in=("heads", "_"))}
-    if model.experts:
+    if model.experts and not dense:
         tree["moe"] = model.experts.params(width, model.feed_forward, inner, outer)
     else:
         size = model.hidden or 4 * width
         tree["mlp"] = matrices(width, size, model.feed_forward, inner, outer)
-        if model.bias:
+        if model.bias or model.mlp_bias:
             inner_biases = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
             tree["mlp"] |= inner_biases | {"down_bias": bias((width,), "embed")}
-    if model.bias:
+    if model.bias or model.out_bias:
         tree["out"]["bias"] = bias((width,), "embed")
     if model.qk_norm_joint:
         tree |= {
             f"{name}_norm": scale(shape[1:], dims.partition(" ")[2])
             for name, (shape, dims) in {"query": q, "key": kv}.items()
         }
-    elif model.qk_norm:
+    elif model.qk_norm and model.norm_scale:
         tree |= {f"{name}_norm": norm(model, dim, "_")["scale"] for name in ("query", "key")}
     if model.post_norm:
         tree |= {"post1": norm(model, width, "embed"), "post2": norm(model, width, "embed")}
@@ -65,32 +85,35 @@ def layer(model: "Decoder") -> Tree:
 def norm(model: "Decoder", size: int, dim: str) -> Tree:
     """Scale, and bias with `norm_bias`, of a normalisation over `dim`."""
     factor = bias((size,), dim) if model.norm_offset else scale((size,), dim)  # an offset from one starts at zero
-    return {"scale": factor} | ({"bias": bias((size,), dim)} if model.norm_bias else {})
+    factors = {"scale": factor} if model.norm_scale else {}
+    return factors | ({"bias": bias((size,), dim)} if model.norm_bias else {})
 
 
 def apply(
-    model: "Decoder", window: int | None, block: Tree, x_BTE: jax.Array, shared: Tree, ctx: Context
+    model: "Decoder", kind: LayerKind, block: Tree, x_BTE: jax.Array, shared: Tree, ctx: Context
 ) -> tuple[jax.Array, Tree]:
     """One layer: attention, then the feed-forward layer, each added to the residual stream; and its router losses."""
 
     def before(name: str, x: jax.Array) -> jax.Array:
-        return normal(model, block[name], x) if model.pre_norm else x
+        return normal(model, block.get(name, {}), x) if model.pre_norm else x
 
     def after(name: str, y: jax.Array) -> jax.Array:
-        return normal(model, block[name], y) if model.post_norm else y
+        y = normal(model, block.get(name, {}), y) if model.post_norm else y
+        return y * model.residual_multiplier if model.residual_multiplier != 1 else y
 
-    y_BTE = ctx.collect(before("norm1", x_BTE))
-    y_BTE = ctx.scatter(_attention(model, block, y_BTE, shared, window, ctx), "heads")
-    y_BTE = added(y_BTE, block["out"]["bias"]) if model.bias else y_BTE
+    first_BTE = before("norm1", x_BTE)
+    y_BTE = ctx.scatter(_attention(model, block, ctx.collect(first_BTE), shared, kind, ctx), "heads")
+    y_BTE = added(y_BTE, block["out"]["bias"]) if "bias" in block["out"] else y_BTE
     x_BTE = x_BTE + after("post1", y_BTE)
-    y_BTE, sums = _feed_forward(model, block, before("norm2", x_BTE), shared, ctx)
+    second_BTE = first_BTE if model.parallel else before("norm2", x_BTE)
+    y_BTE, sums = _feed_forward(model, block, second_BTE, shared, ctx)
     return x_BTE + after("post2", y_BTE), sums
 
 
 def _attention(
-    model: "Decoder", block: Tree, y_BTE: jax.Array, shared: Tree, window: int | None, ctx: Context
+    model: "Decoder", block: Tree, y_BTE: jax.Array, shared: Tree, kind: LayerKind, ctx: Context
 ) -> jax.Array:
-    waves = shared.get("window_waves" if window and model.window_theta else "waves")
+    rope = kind.position or model.position
 
     together = _split(y_BTE, block, (model.heads, model.groups, model.groups)) if JOINED in block else {}
 
@@ -98,17 +121,23 @@ def _attention(
         x_BTHD = together[name] if together else matmul(y_BTE, block[name]["weight"], name=name)
         x_BTHD = added(x_BTHD, block[name]["bias"]) if "bias" in block[name] else x_BTHD
         x_BTHD = ctx.shard(x_BTHD, "batch", "length", heads, None)
+        if name != "value" and model.qk_norm_joint:
+            x_BTHD = _joint_norm(model, block[f"{name}_norm"], x_BTHD, heads, ctx)
+        elif name != "value" and model.qk_norm and not model.qk_norm_rotated:
+            x_BTHD = _head_norm(model, block, name, x_BTHD)
+        clip = model.qkv_clip
+        x_BTHD = x_BTHD if clip is None else jnp.clip(x_BTHD, -clip, clip)
         if name == "value":
             return x_BTHD
-        if model.qk_norm_joint:
-            x_BTHD = _joint_norm(model, block[f"{name}_norm"], x_BTHD, heads, ctx)
-        elif model.qk_norm:
-            x_BTHD = normal(model, {"scale": block[f"{name}_norm"]}, x_BTHD)
-        return rotated(x_BTHD, waves) if waves else x_BTHD
+        if isinstance(rope, Rope):
+            x_BTHD = rotated(x_BTHD, shared[WAVES][model.ropes.index(rope)], rope.interleaved)
+        return _head_norm(model, block, name, x_BTHD) if model.qk_norm_rotated else x_BTHD
 
     q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
-    factor = (model.query_pre_attn_scalar or model.head_size) ** -0.5
-    spec = AttentionSpec(factor, window=window, softcap=model.attention_softcap)
+    if GROWTH in shared:
+        q_BTHD = (q_BTHD * shared[GROWTH][:, :, None, None]).astype(q_BTHD.dtype)
+    factor = model.attention_multiplier or (model.query_pre_attn_scalar or model.head_size) ** -0.5
+    spec = AttentionSpec(factor, window=kind.window, softcap=model.attention_softcap)
     y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, spec, shared.get(DOCUMENT))
     return matmul(y_BTHD, block["out"]["weight"], contract_dims=2, name="out")
 
@@ -136,6 +165,11 @@ def _split(y_BTE: jax.Array, block: Tree, sizes: tuple[int, int, int]) -> dict[s
     return dict(zip(QKV, parts, strict=True))
 
 
+def _head_norm(model: "Decoder", block: Tree, name: str, x_BTHD: jax.Array) -> jax.Array:
+    """Normalisation of each head of queries or keys."""
+    return normal(model, {"scale": block[f"{name}_norm"]} if model.norm_scale else {}, x_BTHD)
+
+
 def _joint_norm(model: "Decoder", scale_HD: jax.Array, x_BTHD: jax.Array, heads: str, ctx: Context) -> jax.Array:
     """RMS normalisation over all heads together, of which this device may have a share."""
     total = (model.heads if heads == "heads" else model.groups) * model.head_size
@@ -148,7 +182,7 @@ def _joint_norm(model: "Decoder", scale_HD: jax.Array, x_BTHD: jax.Array, heads:
 def _feed_forward(
     model: "Decoder", block: Tree, y_BTE: jax.Array, shared: Tree, ctx: Context
 ) -> tuple[jax.Array, Tree]:
-    if model.experts:
+    if model.experts and "moe" in block:
         y_BTE, sums = model.experts.apply(block["moe"], y_BTE, shared[WEIGHT], model.feed_forward, ctx)
         return ctx.scatter(y_BTE, "hidden"), sums
     mlp, y_BTE = block["mlp"], ctx.collect(y_BTE)
@@ -158,11 +192,11 @@ def _feed_forward(
 
     def times(name: str) -> jax.Array:
         y_BTF = together[name] if together else matmul(y_BTE, mlp[name], name=name)
-        y_BTF = added(y_BTF, mlp[f"{name}_bias"]) if model.bias else y_BTF
+        y_BTF = added(y_BTF, mlp[f"{name}_bias"]) if f"{name}_bias" in mlp else y_BTF
         return ctx.shard(y_BTF, "batch", "length", "hidden")
 
     y_BTE = ctx.scatter(matmul(hidden(model.feed_forward, times), mlp["down"], name="down"), "hidden")
-    return (added(y_BTE, mlp["down_bias"]) if model.bias else y_BTE), {}
+    return (added(y_BTE, mlp["down_bias"]) if "down_bias" in mlp else y_BTE), {}
 
 
 def normal(model: "Decoder", params: Tree, x: jax.Array) -> jax.Array:

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Form = Literal["swiglu", "geglu", "gelu", "gelu_tanh"]
-"""Gated by SiLU or by GELU (tanh form), or ungated GELU, exact or in its tanh form."""
+Form = Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu2"]
+"""Gated by SiLU or by GELU (tanh form), or ungated: GELU, exact or in its tanh form, or the square of ReLU (So et al.
+2021)."""
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -28,6 +29,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "geglu": partial(jax.nn.gelu, approximate=True),
     "gelu": gelu,
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 
 

@@ -11,7 +11,8 @@ from dtrain.core.errors import DataError, FieldError
 from dtrain.core.files import read_object
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import Preparation
-from dtrain.models.hf_config import GPT2_ACTIVATIONS, IGNORED, Fields, Published
+from dtrain.models.families.fields import IGNORED, Fields, Published
+from dtrain.models.families.parts import GELUS
 from dtrain.models.resnet import WIDER, ResNet
 from dtrain.models.settings import settings
 from dtrain.models.vit import ViT
@@ -131,7 +132,7 @@ def _vit(fields: Fields) -> ViT:
     height, width = _side(path, "image_size", values.get("image_size", fields.defaults["image_size"]))
     fields.known.add("image_size")
     fields.sources["image"] = f"image_size: {height} x {width}"
-    if act not in GPT2_ACTIVATIONS:
+    if act not in GELUS:
         fields.refuse(f"hidden_act: {json.dumps(act)}")
     if fields("qkv_bias", "bias") is not True:
         fields.refuse(f"qkv_bias: {json.dumps(values['qkv_bias'])}")
@@ -148,7 +149,7 @@ def _vit(fields: Fields) -> ViT:
         hidden=size("intermediate_size", "hidden"),
         pool="token",
         bias=True,
-        activation="gelu_tanh" if GPT2_ACTIVATIONS.get(act) == "gelu_tanh" else "gelu",
+        activation="gelu_tanh" if GELUS.get(act) == "gelu_tanh" else "gelu",
         epsilon=float(epsilon),
     )
 
@@ -362,7 +363,7 @@ def _config_of_transformers(model: ViT | ResNet, classes: Sequence[str]) -> Json
         "num_channels": channels,
     }
     if isinstance(model, ViT):
-        acts = {form: name for name, form in GPT2_ACTIVATIONS.items()}
+        acts = {form: name for name, form in GELUS.items()}
         return names | {
             "architectures": ["ViTForImageClassification"], "model_type": "vit", "hidden_size": model.width,
             "num_hidden_layers": model.layers, "num_attention_heads": model.heads, "intermediate_size": model.hidden,

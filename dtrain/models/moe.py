@@ -35,6 +35,8 @@ class Experts:
     """Hidden width of one expert."""
     shared: Natural = 0
     """Experts that every token is routed to."""
+    shared_gate: bool = False
+    """Multiply the result of the shared experts by a sigmoid of the token (Qwen 2 MoE)."""
     score: Literal["softmax", "sigmoid"] = "softmax"
     """How the router's values become gates."""
     renormalise: bool = True
@@ -48,6 +50,13 @@ class Experts:
     """Weight of the router's z-loss (Zoph et al. 2022)."""
     bias_rate: NonNegative = 0.0
     """Step size of a routing bias that balances the load without a loss (Wang et al. 2024); 0: no bias."""
+    bias: bool = False
+    """A routing bias also without `bias_rate`: it stays as it is, as a published model has it."""
+    groups: Positive = 1
+    """Groups of experts; a token is routed to experts of `active_groups` of them, by the sum of the two best scores of
+    each (DeepSeek-AI 2024)."""
+    active_groups: Positive = 1
+    """Groups that a token is routed to."""
     capacity: PositiveFloat | None = None
     """Most tokens of a row that one expert takes, as a multiple of an even spread: earlier tokens come first, the rest
     skip that expert, in training and evaluation, the same on every mesh. The metric `dropped` is their fraction. By
@@ -57,6 +66,15 @@ class Experts:
         if self.active > self.count:
             message = f"active = {self.active} experts is more than count = {self.count}"
             raise FieldError("active", message, f"use at most {self.count}")
+        if self.count % self.groups:
+            raise FieldError("groups", f"groups = {self.groups} does not divide count = {self.count}")
+        if self.active_groups > self.groups or self.active > self.active_groups * (self.count // self.groups):
+            message = (
+                f"active_groups = {self.active_groups} of {self.groups} groups have too few experts or are too many"
+            )
+            raise FieldError("active_groups", message)
+        if self.shared_gate and not self.shared:
+            raise FieldError("shared_gate", "shared_gate: there are no shared experts")
         if self.active == 1 < self.count and self.renormalise:
             message = "with one active expert every gate is 1, so that the loss does not train the router"
             raise FieldError("renormalise", message, "renormalise: false, as in Switch Transformer, or active: 2")
@@ -72,10 +90,12 @@ class Experts:
             "router": Param((width, self.count), "embed _", inner, fan_in=("embed",), exact=True),
             "experts": matrices(width, self.hidden, form, inner=inner, outer=outer, count=self.count),
         }
-        if self.bias_rate:
+        if self.biased:
             tree["bias"] = Param((self.count,), "_", declare.zeros, decay=False, rate=self.bias_rate, exact=True)
         if self.shared:
             tree["shared"] = matrices(width, self.shared * self.hidden, form, inner, outer)
+        if self.shared_gate:
+            tree["shared_gate"] = Param((width, 1), "embed _", inner, fan_in=("embed",))
         return tree
 
     def apply(
@@ -106,7 +126,10 @@ class Experts:
         if self.shared:
             shared = params["shared"]
             y_BTF = hidden(form, lambda name: matmul(tokens.x, shared[name], name=name))
-            out_BTE = out_BTE + matmul(y_BTF, shared["down"], name="down")
+            y_BTE = matmul(y_BTF, shared["down"], name="down")
+            if self.shared_gate:
+                y_BTE = y_BTE * jax.nn.sigmoid(matmul(tokens.x, params["shared_gate"], narrow=False))
+            out_BTE = out_BTE + y_BTE
         return out_BTE, sums
 
     def _route(
@@ -117,7 +140,8 @@ class Experts:
         exact = [x.astype(jnp.float32) for x in (x_BTE, params["router"])]
         logits_BTX = jnp.einsum("BTE,EX->BTX", *exact, precision=jax.lax.Precision.HIGHEST)
         scores_BTX = jax.nn.softmax(logits_BTX) if self.score == "softmax" else jax.nn.sigmoid(logits_BTX)
-        ranked_BTX = scores_BTX + (params["bias"].astype(jnp.float32)[None, None] if self.bias_rate else 0)
+        ranked_BTX = scores_BTX + (params["bias"].astype(jnp.float32)[None, None] if self.biased else 0)
+        ranked_BTX = self._in_groups(ranked_BTX) if self.groups > 1 else ranked_BTX
         # not top_k: on a CPU, under jit, the compiler would gather its operand over all devices
         order_BTX = jnp.argsort(jax.lax.stop_gradient(ranked_BTX), descending=True, stable=True)
         chosen_BTK = order_BTX[..., : self.active]
@@ -131,6 +155,19 @@ class Experts:
         if self.bias_rate:
             sums["router"] += self._pressure(params["bias"], ctx.reduce(hits_BTX.sum((0, 1)), "kept"))
         return chosen_BTK, (gates_BTK * self.scale).astype(x_BTE.dtype), sums
+
+    @property
+    def biased(self) -> bool:
+        """Whether there is a routing bias."""
+        return self.bias or self.bias_rate > 0
+
+    def _in_groups(self, ranked_BTX: jax.Array) -> jax.Array:
+        """The ranks, with those of experts outside the best groups below all others."""
+        split_BTGN = jax.lax.stop_gradient(ranked_BTX).reshape(*ranked_BTX.shape[:2], self.groups, -1)
+        best_BTG = jnp.sort(split_BTGN, -1)[..., -2:].sum(-1)
+        order_BTG = jnp.argsort(jnp.argsort(best_BTG, descending=True, stable=True), -1)  # 0 for the best group
+        open_BTX = jnp.repeat(order_BTG < self.active_groups, self.count // self.groups, -1)
+        return jnp.where(open_BTX, ranked_BTX, -jnp.inf)
 
     def _kept(self, chosen_BTK: jax.Array, capacity: float, ctx: Context) -> tuple[jax.Array, int]:
         """Which choices are within their expert's capacity (B, T, K), and that capacity.

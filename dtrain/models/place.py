@@ -34,6 +34,8 @@ class Place:
     total: int = 0
     """Where several parameters are concatenated along `out` in one tensor: the first index of this one, and the size
     of `out` of the tensor; 0 where the tensor is the parameter's own."""
+    numbers: tuple[int, ...] = ()
+    """The number there of each layer of the stack; (): 0, 1, 2 and so on."""
     count: str = ""
     """The tensor that PyTorch writes beside it, a whole number: the steps of batch normalisation. dtrain writes 0."""
 
@@ -44,7 +46,10 @@ class Place:
         return [self._named(dims, numbers) for numbers in product(*ranges)]
 
     def _named(self, dims: Sequence[str], numbers: Sequence[int]) -> str:
-        return self.name.format(**{APART[dim]: number for dim, number in zip(dims, numbers, strict=True)})
+        there = dict(zip(dims, numbers, strict=True))
+        if self.numbers and "layer" in there:
+            there["layer"] = self.numbers[there["layer"]]
+        return self.name.format(**{APART[dim]: number for dim, number in there.items()})
 
     def shape(self, param: Param) -> tuple[int, ...]:
         """The shape of each tensor: a matrix is (in, out) or (out, in), its head dims merged."""
@@ -158,3 +163,5 @@ class Naming:
     library: str
     places: Mapping[str, Place]
     """By the parameter's path."""
+    family: str = ""
+    """A family of decoders that has these names."""

@@ -5,11 +5,13 @@ Dims: B batch, T tokens, H heads, D head dim, P pairs of values: D / 2.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Gt, Le
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Positive, PositiveFloat
@@ -70,6 +72,8 @@ class Yarn:
     """Frequencies with more rotations in the original context are kept."""
     slow: PositiveFloat = 1.0
     """Frequencies with fewer rotations are divided."""
+    attention_factor: PositiveFloat | None = None
+    """Factor of queries and keys; default: 0.1 log(factor) + 1 (Peng et al. 2023, section 3.4)."""
 
     def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
         pairs = len(plain)
@@ -85,7 +89,9 @@ class Yarn:
 
     @property
     def attention(self) -> float:
-        """Factor of queries and keys (Peng et al. 2023, section 3.4)."""
+        """Factor of queries and keys."""
+        if self.attention_factor is not None:
+            return self.attention_factor
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
@@ -98,13 +104,22 @@ class Rope:
     """Base of the wave lengths: larger ones for longer contexts."""
     scaling: LinearScaling | Llama3 | Yarn | None = None
     """For contexts longer than those of the pretraining."""
+    partial: Annotated[float, Gt(0), Le(1)] = 1.0
+    """The share of each head's values that is rotated, the first ones (GLM, StableLM)."""
+    interleaved: bool = False
+    """Rotate neighbouring values 2i and 2i + 1 (Cohere, GLM) in place of i and i + half."""
 
     def __post_init__(self) -> None:
         if self.theta <= 1:
             raise FieldError("theta", f"theta = {self.theta}; it must be above 1")
 
+    def rotates(self, dim: int) -> int:
+        """How many of a head's `dim` values are rotated."""
+        return int(dim * self.partial)
+
     def waves(self, position_BT: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
         """Cosine and sine of every angle: (B, T, P) each."""
+        dim = self.rotates(dim)
         plain = self.theta ** (-np.arange(0, dim, 2) / dim)
         frequency = self.scaling.frequencies(plain, self.theta) if self.scaling else plain
         size = self.scaling.attention if self.scaling else 1.0
@@ -119,38 +134,68 @@ class Learned:
     kind: Literal["learned"] = "learned"
 
 
-def rotated(x_BTHD: jax.Array, waves: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotate each pair of values i and i + D/2 of a head by its angle.
+@dataclass(frozen=True, kw_only=True)
+class NoPosition:
+    """Queries and keys are not rotated: the causal mask alone shows the order (Kazemnejad et al. 2023)."""
 
-    Pairs are halves apart, as in Hugging Face's checkpoints; Su et al. 2021 pair neighbours.
+    kind: Literal["none"] = "none"
+
+
+def rotated(x_BTHD: jax.Array, waves: tuple[jax.Array, jax.Array], interleaved: bool = False) -> jax.Array:
+    """Rotate each pair of values i and i + P of a head by its angle, or 2i and 2i + 1; values from 2P on stay.
+
+    Pairs are halves apart in most checkpoints of Hugging Face; Su et al. 2021 pair neighbours.
     """
     cos, sin = (wave[:, :, None, :] for wave in waves)
+    pairs, rest = cos.shape[-1], x_BTHD.shape[-1] - 2 * cos.shape[-1]
     if on_tpu():
-        return _rotated_by_product(x_BTHD, *(jnp.concatenate([wave, wave], -1) for wave in (cos, sin)))
-    left, right = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1).astype(x_BTHD.dtype)
+        whole = _whole(cos, interleaved, rest, constant=1), _whole(sin, interleaved, rest, constant=0)
+        return _rotated_by_product(x_BTHD, *whole, pairs, interleaved)
+    x_BTHD, kept = (x_BTHD[..., : 2 * pairs], x_BTHD[..., 2 * pairs :]) if rest else (x_BTHD, None)
+    wide = x_BTHD.astype(jnp.float32)
+    left, right = (wide[..., ::2], wide[..., 1::2]) if interleaved else jnp.split(wide, 2, axis=-1)
+    turned = [left * cos - right * sin, right * cos + left * sin]
+    out = jnp.stack(turned, -1).reshape(x_BTHD.shape) if interleaved else jnp.concatenate(turned, -1)
+    out = out.astype(x_BTHD.dtype)
+    return out if kept is None else jnp.concatenate([out, kept], -1)
 
 
-@jax.custom_vjp
-def _rotated_by_product(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """`rotated` for waves of D values, with halves swapped by a product: x cos + (-right, left) sin.
+def _whole(wave: jax.Array, interleaved: bool, rest: int, constant: int) -> jax.Array:
+    """The wave of each value of a head (..., D), from those of the pairs; `constant` for the `rest` of the values."""
+    both = jnp.repeat(wave, 2, axis=-1) if interleaved else jnp.concatenate([wave, wave], -1)
+    return jnp.pad(both, [(0, 0)] * (both.ndim - 1) + [(0, rest)], constant_values=constant) if rest else both
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _rotated_by_product(x: jax.Array, cos: jax.Array, sin: jax.Array, pairs: int, interleaved: bool) -> jax.Array:
+    """`rotated` for waves of D values, with pairs swapped by a product: x cos + (-right, left) sin.
 
     XLA:TPU computes the product and the rest in one pass over memory; halves of a head that are split and joined again
     take three. Each sum in the product has one term that is not zero, so it is exact.
     """
-    return (x.astype(jnp.float32) * cos + _swapped(x).astype(jnp.float32) * sin).astype(x.dtype)
+    return (x.astype(jnp.float32) * cos + _swapped(x, pairs, interleaved).astype(jnp.float32) * sin).astype(x.dtype)
 
 
-def _swapped(x: jax.Array) -> jax.Array:
-    """(-right, left) for the halves (left, right) of the last dim."""
-    half = x.shape[-1] // 2
-    matrix = np.eye(2 * half, k=half) - np.eye(2 * half, k=-half)
+def _swapped(x: jax.Array, pairs: int, interleaved: bool) -> jax.Array:
+    """(-right, left) for each of the first `pairs` pairs (left, right) of the last dim, zero for the rest of it."""
+    left = np.arange(pairs) * (2 if interleaved else 1)
+    right = left + (1 if interleaved else pairs)
+    matrix = np.zeros((x.shape[-1],) * 2)
+    matrix[left, right], matrix[right, left] = 1, -1
     return jnp.matmul(x, jnp.asarray(matrix, x.dtype), precision="highest")
 
 
-def _rotate_back(waves: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None, None]:
+def _rotated_forward(
+    x: jax.Array, cos: jax.Array, sin: jax.Array, pairs: int, interleaved: bool
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _rotated_by_product(x, cos, sin, pairs, interleaved), (cos, sin)
+
+
+def _rotate_back(
+    pairs: int, interleaved: bool, waves: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, None, None]:
     cos, sin = waves
-    return _rotated_by_product(gradient, cos, -sin), None, None
+    return _rotated_by_product(gradient, cos, -sin, pairs, interleaved), None, None
 
 
-_rotated_by_product.defvjp(lambda x, cos, sin: (_rotated_by_product(x, cos, sin), (cos, sin)), _rotate_back)
+_rotated_by_product.defvjp(_rotated_forward, _rotate_back)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrain.models.decoder import Decoder
 from dtrain.models.resnet import ResNet
-from dtrain.models.rope import Learned
+from dtrain.models.rope import Learned, Rope
 from dtrain.models.vit import ViT
 
 TRAINING = {"preset", "context", "init", "depth_init", "z_loss", "balance", "capacity", "dropout"}
@@ -22,6 +22,14 @@ PLACE = "folder"
 """Where the module of a custom model lies: on another machine it is another folder."""
 
 ABSENT = "not set"
+
+LATER: dict[str, object] = {
+    "norm_scale": True, "qk_norm_rotated": False, "qkv_clip": None, "parallel": False, "embed_multiplier": 1.0,
+    "residual_multiplier": 1.0, "logit_multiplier": 1.0, "pattern": [], "attention_multiplier": None,
+    "query_growth": None, "experts.shared_gate": False, "experts.bias": False, "experts.groups": 1,
+    "experts.active_groups": 1, "position.partial": 1.0, "position.interleaved": False,
+}  # fmt: skip
+"""Settings of decoders that earlier versions did not have, with the values that say what those versions computed."""
 
 Settings = dict[str, Any]
 """JSON values by dotted name."""
@@ -38,6 +46,22 @@ def settings(model: Any) -> Settings:
     return flat | (_resolved(model) if isinstance(model, Decoder) else {})
 
 
+def completed(recorded: Settings) -> Settings:
+    """The settings that an earlier version of dtrain recorded, with those that it did not have."""
+    if recorded.get("kind") != "decoder":
+        return recorded
+    part = {"position": "position.theta", "experts": "experts.count"}
+    known = {
+        name: value for name, value in LATER.items() if "." not in name or part[name.partition(".")[0]] in recorded
+    }
+    biases = {name: recorded.get("bias", False) for name in ("out_bias", "mlp_bias")}
+    completed = known | biases | recorded
+    scaling = completed.get("position.scaling")
+    if isinstance(scaling, dict) and scaling.get("kind") == "yarn":
+        completed["position.scaling"] = {"attention_factor": None} | scaling
+    return completed
+
+
 def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context: int) -> list[str]:
     """The names of the settings that differ, for rows of at most `context` tokens."""
     if ours.get("kind") != theirs.get("kind"):
@@ -48,31 +72,46 @@ def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context:
         if name not in TRAINING | {PLACE} | (IN_SHAPES - ours.keys())
     ]
     names = [name for name in both if ours.get(name) != theirs.get(name)]
-    if "layers" in ours and "layers" in theirs and windows(ours, context) == windows(theirs, context):
-        return [name for name in names if name not in ("window", "global_every")]
+    if "layers" in ours and "layers" in theirs and kinds(ours, context) == kinds(theirs, context):
+        return [name for name in names if name not in SAYS_KINDS]
     return names
 
 
-def windows(values: Mapping[str, Any], context: int) -> list[int | None]:
-    """The window of each layer; None where a query attends to all keys of a row of `context` tokens.
+SAYS_KINDS = ("window", "global_every", "window_theta", "pattern")
+"""Settings that say together which layers have which window and rotary positions."""
 
-    Layers with a window keep it in any row if `window_theta` gives them other rotary positions.
-    """
-    window, every = values.get("window"), values.get("global_every") or 0
-    if window is None or (window >= context and values.get("window_theta") is None):
-        window = None
-    return [None if every and number % every == 0 else window for number in range(1, values["layers"] + 1)]
+
+def kinds(values: Mapping[str, Any], context: int) -> list[tuple[int | None, object]]:
+    """Of each layer its window, None where a query attends to all keys of a row of `context` tokens, and its own rotary
+    positions, None where they are the model's."""
+    window, every, theta = values.get("window"), values.get("global_every") or 0, values.get("window_theta")
+    if values.get("pattern"):
+        one = [(kind["window"], kind["position"]) for kind in values["pattern"] for _ in range(kind["count"])]
+    else:
+        plain = {field.name: field.default for field in dataclasses.fields(Rope)}
+        near = (window, plain | {"theta": theta} if window and theta else None)
+        one = [near] * (every - 1) + [(None, None)] if every else [near]
+    layers = [one[number % len(one)] for number in range(values["layers"])]
+    shared = {name.removeprefix("position."): value for name, value in values.items() if name.startswith("position.")}
+    layers = [(size, None if own == shared else own) for size, own in layers]
+    return [(None if size is not None and size >= context else size, own) for size, own in layers]
 
 
 def _resolved(model: Decoder) -> Settings:
-    scalar = model.query_pre_attn_scalar
+    scalar, multiplier = model.query_pre_attn_scalar, model.attention_multiplier
     return {
         "kv_heads": model.groups,
         "head_dim": model.head_size,
-        "hidden": None if model.experts else model.hidden or 4 * model.width,
-        "qkv_bias": model.bias or model.qkv_bias,
+        "hidden": None if model.experts and not model.stacks else model.hidden or 4 * model.width,
+        "bias": model.bias or (model.qkv_bias and model.out_bias and model.mlp_bias),
+        **{name: model.bias or getattr(model, name) for name in ("qkv_bias", "out_bias", "mlp_bias")},
         "query_pre_attn_scalar": None if scalar == model.head_size else scalar,
+        "attention_multiplier": None if multiplier == model.head_size**-0.5 else multiplier,
     } | ({"context": model.context} if isinstance(model.position, Learned) else {})
+
+
+def _plain(value: object) -> object:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _flat(values: Mapping[str, object], path: str = "") -> Settings:
@@ -84,5 +123,6 @@ def _flat(values: Mapping[str, object], path: str = "") -> Settings:
             plain = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             flat |= {f"{path}{name}": plain} if name == "scaling" else _flat(plain, f"{path}{name}.")
         else:
-            flat[f"{path}{name}"] = list(value) if isinstance(value, tuple) else value
+            several = isinstance(value, tuple)
+            flat[f"{path}{name}"] = [_plain(one) for one in value] if several else value  # pyright: ignore[reportGeneralTypeIssues]
     return flat

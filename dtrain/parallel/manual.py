@@ -246,11 +246,13 @@ class ShardMapContext(ExampleVerbs):
         def layers(x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
             # FSDP: even without remat, the backward pass gathers parameters again instead of saving them
             regathers = how.remat == "none" and self.layout.parts("embed") > 1
-            policy = Layers(regather(FSDP_AXES), how.unroll) if regathers else how
-            return scan_layers([gathering(block) for block in blocks], params, x, shared=shared, how=policy, ctx=self)
+            policy = replace(how, remat=regather(FSDP_AXES)) if regathers else how
+            gathers = {block: gathering(block) for block in blocks}  # equal blocks stay one
+            return scan_layers([gathers[block] for block in blocks], params, x, shared=shared, how=policy, ctx=self)
 
-        stages, own = self.layout.sizes[PIPELINE], len(jax.tree.leaves(params)[0])
-        if own % len(blocks):
+        stacks = params.values() if how.groups else [params]
+        stages, own = self.layout.sizes[PIPELINE], sum(len(jax.tree.leaves(stack)[0]) for stack in stacks)
+        if stages > 1 and own % len(blocks):
             raise RecipeError(
                 f"mesh.pipeline = {stages} gives each stage {own} layers, not a multiple of {len(blocks)}",
                 f"layers come in groups of {len(blocks)}: choose a mesh.pipeline that gives each stage full groups",

@@ -192,7 +192,7 @@ def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     layout = Layout(recipe.mesh.given, recipe.mesh.table(), declared, example=example or {})
     stages, structure = recipe.mesh.given[PIPELINE], model.structure
     layers, period = structure.layers, structure.period
-    if layers % stages == 0 and layers // stages % period:
+    if stages > 1 and layers % stages == 0 and layers // stages % period:
         per_stage = f"{layers // stages} layers per stage, not a multiple of {period}: its kinds of layers alternate"
         yield "mesh.pipeline", f"pipeline = {stages} gives {per_stage}", ""
     for axis, message in layout.problems():

@@ -30,7 +30,8 @@ from dtrain.data.tokenizer import open_tokenizer
 from dtrain.data.tokenizer_files import copy_tokenizer
 from dtrain.models.agreement import CONFIG, agree, described, record
 from dtrain.models.decoder import Decoder
-from dtrain.models.hf_config import Published
+from dtrain.models.families.fields import Published
+from dtrain.models.layer_pattern import DENSE
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.nn.param import count
 from dtrain.recipe.load import given_part, lasting_text, load, plain
@@ -224,7 +225,7 @@ TUNE = """\
 lora:
   rank: 16
   alpha: 32
-  targets: ["blocks.query.weight", "blocks.key.weight", "blocks.value.weight", "blocks.out.weight"{mlp}]
+  targets: [{targets}]
 {dtype}data:
   kind: chat
   files: [{files}]
@@ -344,7 +345,9 @@ def _written(
         section["remat"] = "full"
         chunks = (n for n in range(1, words + 1) if words % n == 0 and words // n <= WORDS)
         section["loss_chunks"] = next(chunks)
-    gated = ', "blocks.mlp.*"' if not model.experts else ""
+    layer = "blocks.*." if model.stacks else "blocks."
+    targets = [f"{layer}{name}.weight" for name in ("query", "key", "value", "out")]
+    targets += [] if model.experts and DENSE not in model.stacks else [f"{layer}mlp.*"]
     template = "  # template: chatml  # if the tokenizer has none of its own\n"
     if found:
         has_template = open_tokenizer(tokenizer).template is not None
@@ -356,7 +359,7 @@ def _written(
         file=path,
         model=dump({"model": section}),
         origin=origin,
-        mlp=gated,
+        targets=", ".join(f'"{target}"' for target in targets),
         dtype=HALF if _dtype(source) == "bfloat16" else "",
         length=min(LENGTH, model.context),
         tokenizer=tokenizer if found else "FOLDER  # the weights came without one: name a folder with a tokenizer.json",

@@ -15,7 +15,7 @@ from dtrain.core.files import overwrite
 from dtrain.core.types import JsonObject
 from dtrain.data.tokenizer_files import FILES, TEMPLATE, write_tokenizer
 from dtrain.models.agreement import CONFIG, record
-from dtrain.models.configs import files_beside
+from dtrain.models.configs import files_beside, names_of
 from dtrain.models.image_configs import PREPROCESSOR
 from dtrain.models.nn.param import Param
 from dtrain.models.place import Place
@@ -75,7 +75,8 @@ def export(
     pictures, why = loaded.recipe.data.main.pictures, "no library has names for this model"
     files, why = files_beside(model, library, loaded.classes, pictures) if model.namings else ({}, why)
     published = names not in (None, "own") or (names is None and not single and bool(files))
-    table = _named(model, declared, library) if published else own_names(declared)
+    kind = files.get(CONFIG, {}).get("model_type")
+    table = _named(model, declared, library, kind) if published else own_names(declared)
     counts = {place.count for name in declared if (place := table[name]).count}
     tensors = chain(_tensors(loaded, declared, table), ((name, np.zeros((), np.int64)) for name in sorted(counts)))
     about |= record(model) | ({"fitted": json.dumps(loaded.fitted["values"])} if loaded.fitted else {})
@@ -201,9 +202,11 @@ def _write_files(
     return [*lines, f"no tokenizer: the run's data has no file of one{more}"]
 
 
-def _named(model: Any, declared: Mapping[str, Param], library: str) -> Mapping[str, Place]:
-    """The published names of that library. RecipeError if the model has none."""
-    own = next((naming.places for naming in model.namings if naming.library == library), None)
+def _named(model: Any, declared: Mapping[str, Param], library: str, kind: object = None) -> Mapping[str, Place]:
+    """The published names of that library, for decoders of that `model_type`. RecipeError if the model has none."""
+    found = [naming for naming in model.namings if naming.library == library]
+    family = names_of(kind) if isinstance(kind, str) else ""
+    own = next((naming.places for naming in found if not family or naming.family == family), None)
     if own is None and model.namings:
         libraries = ", ".join(sorted({naming.library for naming in model.namings}))
         raise RecipeError(

@@ -11,14 +11,16 @@ import numpy as np
 
 from dtrain.checkpoint.tensors import Tensors
 from dtrain.core.errors import DataError, RecipeError
+from dtrain.models.families.tensors import HEAD
 from dtrain.models.nn.param import Param, Tree, paths
 from dtrain.models.parts import is_in
 from dtrain.models.place import Naming, Place, Whole
-from dtrain.models.published import HEAD
 from dtrain.recipe.recipe import Recipe
 
 SHOWN = 8
 """Differences that an error message lists."""
+FURTHER = ".eh_proj.weight"
+"""The tensor that joins the embedding of a token with what was predicted before it."""
 UNUSED = re.compile(
     r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq|num_batches_tracked)$|^(vision_tower|multi_modal_projector)\.|"
     r"^(vit\.)?pooler\.dense\."
@@ -82,15 +84,24 @@ def find_tensors(
         say(f"{source}: the tensors have the prefix {prefix!r} of a wrapped model, which is left out")
     if tensors.left_out:
         say(f"{source}: not read, not of the model: {', '.join(tensors.left_out)}")
+    further = _further(tensors)
+    if further:
+        say(f"{source}: not read: {len(further)} tensors of layers that predict further tokens")
     # files of a model with tied embeddings may contain the head as well: then it must equal the embedding
     tied_head = {HEAD} if HEAD in tensors and HEAD not in shapes and "embed" in table else set()
     heads = {tensor for tensor, (name, _) in shapes.items() if name.startswith("head")}
-    _refuse_unlike(tensors, expected, tied_head | (shapes.keys() - expected.keys()), source, heads)
+    _refuse_unlike(tensors, expected, tied_head | further | (shapes.keys() - expected.keys()), source, heads)
     if tied_head and not np.array_equal(tensors[HEAD], tensors[f"{prefix}{embed}"]):
         raise DataError(
             f"{source}: {HEAD} differs from the embedding, but the recipe has model.tied: true", "set model.tied: false"
         )
     return Located({name: place for name, place in table.items() if name not in new}, prefix)
+
+
+def _further(tensors: Tensors) -> set[str]:
+    """The tensors of layers that predict further tokens (DeepSeek-AI 2024, section 2.2), known by their projection."""
+    layers = {name.removesuffix(FURTHER) for name in tensors if name.endswith(FURTHER)}
+    return {name for name in tensors if any(name.startswith(f"{layer}.") for layer in layers)}
 
 
 def read(
@@ -127,8 +138,9 @@ def tensor_names(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Map
         return own_names(ours)
 
     def found(naming: Naming) -> int:
-        names = [f"{prefix}{place.name}" for place in naming.places.values() for prefix in PREFIXES]
-        return sum(name.format(layer=0, expert=0) in tensors for name in names)
+        places = [(place, param) for name, param in ours.items() if (place := naming.places.get(name))]
+        names = [f"{prefix}{place.names(param)[0]}" for place, param in places for prefix in PREFIXES]
+        return sum(name in tensors for name in names)
 
     table = max(model.namings, key=found).places
     own, published = sum(name in tensors for name in ours), max(map(found, model.namings))

@@ -1,12 +1,13 @@
 """Tiny random models of Hugging Face's `transformers`, and their logits; run by that library's Python, not by dtrain's.
 
-`make FOLDER` saves each family with its logits. `logits FOLDER TOKENS` opens every model in the folder and writes its
-logits beside it. `attempt FOLDER TOKENS OUT` writes the logits of every model in the folder into one file, and an error
-in place of those of a model that cannot be opened. `peft BASE ADAPTER TOKENS OUT` writes the logits of a model with an
-adapter of PEFT. `tokens FOLDER CHAT OUT` writes the tokens of conversations, and which the assistant wrote, by the
-tokenizer of the folder.
+`make FOLDER` saves each family with its logits, loss and gradients. `logits FOLDER TOKENS` opens every model in the
+folder and writes its logits beside it. `attempt FOLDER TOKENS OUT` writes the logits of every model in the folder into
+one file, and an error in place of those of a model that cannot be opened. `peft BASE ADAPTER TOKENS OUT` writes the
+logits of a model with an adapter of PEFT. `tokens FOLDER CHAT OUT` writes the tokens of conversations, and which the
+assistant wrote, by the tokenizer of the folder.
 """
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -14,33 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from hf_families import FAMILIES, sized
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-SMALL = {
-    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 32}  # fmt: skip
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-FAMILIES = {
-    "gpt2": ("gpt2", {"vocab_size": 96, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}),
-    "llama2": ("llama", {"rms_norm_eps": 1e-5}),
-    "llama3": ("llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3, "tie_word_embeddings": True}),
-    "llama-yarn": ("llama", {"rope_scaling": YARN}),
-    "mistral": ("mistral", {"sliding_window": 8, "head_dim": 24}),
-    "mixtral": ("mixtral", {"num_experts_per_tok": 2, "num_local_experts": 4, "sliding_window": None}),
-    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
-    "qwen3": ("qwen3", {"head_dim": 24, "rope_theta": 1e6}),
-    "qwen3-moe": ("qwen3_moe", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
-                                "moe_intermediate_size": 48, "norm_topk_prob": True}),
-    "gemma": ("gemma", {"head_dim": 16}),
-    "gemma2": ("gemma2", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8}),
-    "gemma3": ("gemma3_text", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8,
-                               "num_hidden_layers": 8, "sliding_window_pattern": 6}),
-    "phi3": ("phi3", {"sliding_window": 16}),
-    "olmo2": ("olmo2", {"rope_theta": 5e5}),
-}  # fmt: skip
 
 
 def opened(folder: str | Path) -> torch.nn.Module:
@@ -55,20 +31,41 @@ def logits(model: torch.nn.Module, tokens: np.ndarray) -> np.ndarray:
 
 
 def make(folder: Path) -> None:
-    """Save a model of random parameters, scales and biases included, of each family, with its logits."""
+    """Save models of random parameters, scales and biases included, of each family, with what they compute.
+
+    Each family has two sizes: NAME and NAME-other.
+    """
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     tokens = np.random.default_rng(0).integers(3, 96, (2, 40))
     np.save(folder / "tokens.npy", tokens)
-    for name, (kind, fields) in FAMILIES.items():
-        config = AutoConfig.for_model(kind, **({} if kind == "gpt2" else SMALL) | fields)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    for name, (kind, fields) in sized().items():
+        save(folder / name, kind, fields, tokens)
+    (folder / "families.json").write_text(json.dumps({name: kind for name, (kind, _) in FAMILIES.items()}))
+
+
+def save(folder: Path, kind: str, fields: dict[str, object], tokens: np.ndarray) -> None:
+    """A random model with its logits, its loss (the mean over tokens) and the gradient of that for each tensor."""
+    config = AutoConfig.for_model(kind, **copy.deepcopy(fields))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    routing = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    for values in (*model.parameters(), *routing):
+        values.data += 0.1 * torch.randn_like(values)
+    # small files: the larger ones of a family are split as published ones are
+    model.save_pretrained(folder, max_shard_size="100KB" if folder.name == "qwen3" else "5GB")
+    np.save(folder / "logits.npy", logits(model, tokens))
+    ids = torch.tensor(tokens, dtype=torch.long)
+    found = model(ids).logits.float()
+    loss = torch.nn.functional.cross_entropy(found[:, :-1].reshape(-1, found.shape[-1]), ids[:, 1:].reshape(-1))
+    loss.backward()
+    # saved as the parameters are, so that tensors that are joined in memory have the names of files
+    with torch.no_grad():
         for parameter in model.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-        # small files: the larger ones of a family are split as published ones are
-        model.save_pretrained(folder / name, max_shard_size="100KB" if name == "qwen3" else "5GB")
-        np.save(folder / name / "logits.npy", logits(model, tokens))
-    (folder / "families.json").write_text(json.dumps(list(FAMILIES)))
+            parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for values in routing:
+            values.zero_()
+    model.save_pretrained(folder / "gradients")
+    np.save(folder / "loss.npy", np.float64(loss.item()))
 
 
 def attempted(folder: Path, tokens: np.ndarray) -> np.ndarray:

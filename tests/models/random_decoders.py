@@ -26,11 +26,13 @@ import numpy as np
 from dtrain.core.errors import FieldError
 from dtrain.data.source import DataDefaults
 from dtrain.models.decoder import Decoder
-from dtrain.models.hf_export import config_of
+from dtrain.models.decoder_layer import QueryGrowth
+from dtrain.models.families.config import config_of
+from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import Experts
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.nn.single_device import SingleDeviceContext
-from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
+from dtrain.models.rope import Learned, LinearScaling, Llama3, NoPosition, Rope, Yarn
 from dtrain.weights.export import export
 from dtrain.weights.load import LoadedRun
 
@@ -70,12 +72,22 @@ def scaling(rng: random.Random) -> LinearScaling | Llama3 | Yarn | None:
 
 def rope(rng: random.Random) -> Rope:
     """Rotary positions."""
-    return Rope(theta=rng.choice([10.0, 500.0, 10_000.0, 12_345.6, 1e6]), scaling=scaling(rng))
+    partial, interleaved = rng.choice([1.0, 1.0, 1.0, 0.5]), rng.random() < 0.2
+    theta = rng.choice([10.0, 500.0, 10_000.0, 12_345.6, 1e6])
+    return Rope(theta=theta, scaling=scaling(rng), partial=partial, interleaved=interleaved)
+
+
+def pattern(rng: random.Random) -> tuple[LayerKind, ...]:
+    """Up to four kinds of layers."""
+    window, turned = rng.choice([None, 5, 8]), rng.choice([None, None, NoPosition(), Rope(theta=50.0)])
+    kinds = (LayerKind(window=window), LayerKind(position=turned), LayerKind(window=window, position=turned))
+    return tuple(replace(rng.choice(kinds), count=rng.randint(1, 3)) for _ in range(rng.randint(1, 4)))
 
 
 def experts(rng: random.Random) -> Experts:
     """A mixture of experts; what few published models have is rare."""
-    rare = {"shared": 1, "score": "sigmoid", "scale": 2.5, "bias_rate": 0.001, "capacity": 1.25, "z_loss": 0.001}
+    rare = {"shared": 1, "score": "sigmoid", "scale": 2.5, "bias_rate": 0.001, "capacity": 1.25, "z_loss": 0.001,
+            "bias": True}  # fmt: skip
     count = rng.choice([2, 3, 4, 8])
     return Experts(
         count=count,
@@ -104,12 +116,24 @@ COMMON: dict[str, Drawn] = {
 }
 """Fields that every draw sets."""
 FIELDS: dict[str, Drawn] = {
-    "feed_forward": one_of("swiglu", "geglu", "gelu", "gelu_tanh"),
+    "feed_forward": one_of("swiglu", "geglu", "gelu", "gelu_tanh", "relu2"),
     "experts": lambda rng: experts(rng) if rng.random() < 0.8 else None,
     "position": lambda rng: rope(rng) if rng.random() < 0.7 else Learned(),
     "norm": one_of("rms", "layer"),
     "norm_bias": one_of(False, True),
     "norm_offset": one_of(False, True),
+    "norm_scale": one_of(True, False),
+    "qk_norm_rotated": one_of(False, True),
+    "qkv_clip": one_of(None, 0.5, 3.0),
+    "parallel": one_of(False, True),
+    "out_bias": one_of(False, True),
+    "mlp_bias": one_of(False, True),
+    "embed_multiplier": one_of(1.0, 2.5),
+    "residual_multiplier": one_of(1.0, 0.3),
+    "logit_multiplier": one_of(1.0, 0.25, 0.0625),
+    "attention_multiplier": one_of(None, 0.1, 0.7),
+    "query_growth": one_of(None, QueryGrowth(rate=0.3, original=8)),
+    "pattern": pattern,
     "pre_norm": one_of(False, True),
     "post_norm": one_of(False, True),
     "qk_norm": one_of(False, True),
@@ -143,6 +167,29 @@ FORMS: dict[str, Values] = {
     "mixtral": {"experts": Experts(count=4, active=2, hidden=24)},
     "mixtral-windows": {"experts": Experts(count=4, active=2, hidden=24), "window": 8, "global_every": 2},
     "qwen3-moe": {"qk_norm": True, "experts": Experts(count=4, active=2, hidden=24, renormalise=False)},
+    "olmo": {"norm": "layer", "norm_scale": False, "epsilon": 1e-5},
+    "olmo3": {"pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_joint": True, "window": 8,
+              "global_every": 4},
+    "smollm3": {"pattern": (LayerKind(count=3), LayerKind(position=NoPosition()))},
+    "granite": {"embed_multiplier": 2.5, "residual_multiplier": 0.3, "logit_multiplier": 0.25,
+                "attention_multiplier": 0.1},
+    "glm": {"position": Rope(partial=0.5, interleaved=True), "head_dim": 16, "qkv_bias": True},
+    "glm4": {"position": Rope(partial=0.5, interleaved=True), "head_dim": 16, "qkv_bias": True, "post_norm": True},
+    "cohere": {"norm": "layer", "parallel": True, "position": Rope(interleaved=True), "logit_multiplier": 0.0625},
+    "cohere2": {"norm": "layer", "parallel": True, "position": Rope(interleaved=True), "head_dim": None,
+                "pattern": (LayerKind(count=3, window=8), LayerKind(position=NoPosition()))},
+    "exaone4": {"pre_norm": False, "post_norm": True, "qk_norm": True,
+                "pattern": (LayerKind(count=3, window=8), LayerKind(position=NoPosition()))},
+    "starcoder2": {"norm": "layer", "norm_bias": True, "bias": True, "feed_forward": "gelu_tanh"},
+    "nemotron": {"norm": "layer", "norm_bias": True, "norm_offset": True, "position": Rope(partial=0.5),
+                 "head_dim": 16, "feed_forward": "relu2"},
+    "hunyuan": {"qk_norm": True, "qk_norm_rotated": True},
+    "stablelm": {"norm": "layer", "norm_bias": True, "position": Rope(partial=0.25), "head_dim": None, "width": 32,
+                 "heads": 2, "kv_heads": 1, "qkv_bias": True},
+    "glm4-moe": {"position": Rope(partial=0.5), "head_dim": 16, "hidden": 40,
+                 "pattern": (LayerKind(dense=True), LayerKind(count=8)),
+                 "experts": Experts(count=4, active=2, hidden=24, shared=1, score="sigmoid", bias=True, scale=2.0)},
+    "qwen2-moe": {"qkv_bias": True, "experts": Experts(count=4, active=2, hidden=24, shared=2, shared_gate=True)},
     "gpt2": {"feed_forward": "gelu_tanh", "position": Learned(), "norm": "layer", "norm_bias": True, "bias": True,
              "kv_heads": None, "head_dim": None},
 }  # fmt: skip
@@ -160,6 +207,21 @@ OWN: dict[str, tuple[str, ...]] = {
     "mixtral": ("window", "experts"),
     "mixtral-windows": (*WINDOWS, "experts"),
     "qwen3-moe": ("window", "experts"),
+    "olmo": ("qkv_clip", "tied"),
+    "olmo3": ("tied", "epsilon"),
+    "smollm3": ("pattern", "tied"),
+    "granite": ("embed_multiplier", "residual_multiplier", "logit_multiplier", "attention_multiplier"),
+    "glm": ("qkv_bias", "tied"),
+    "glm4": ("qkv_bias", "tied"),
+    "cohere": ("logit_multiplier", "tied"),
+    "cohere2": ("logit_multiplier", "tied"),
+    "exaone4": ("tied", "epsilon"),
+    "starcoder2": ("window", "tied"),
+    "nemotron": ("tied", "epsilon"),
+    "hunyuan": ("tied", "epsilon"),
+    "stablelm": ("parallel", "qkv_bias"),
+    "glm4-moe": ("tied", "epsilon"),
+    "qwen2-moe": ("tied", "epsilon"),
     "gpt2": ("feed_forward",),
 }
 """Fields in which models of a family differ from each other, besides those that every draw sets."""
@@ -206,7 +268,7 @@ def draw(number: int, seed: int) -> Draw:
             among = OWN.get(start, ()) if rng.random() < 0.75 else tuple(FIELDS)
             chosen = rng.sample(among, min(rng.randint(1, 2), len(among)))
         try:
-            return Draw(number, start, Decoder(**values | {name: FIELDS[name](rng) for name in chosen}))
+            return Draw(number, start, Decoder(**values | {name: (FIELDS | COMMON)[name](rng) for name in chosen}))
         except FieldError:
             continue
 

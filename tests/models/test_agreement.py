@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from dtrain.core.errors import DataError, FieldError
-from dtrain.models.agreement import agree, record
+from dtrain.models.agreement import RECORD, agree, record
 from dtrain.models.decoder import Decoder
-from dtrain.models.hf_export import config_of
+from dtrain.models.decoder_layer import QueryGrowth
+from dtrain.models.families.config import config_of
+from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
 from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
-from dtrain.models.settings import COMPUTING, TRAINING, settings
+from dtrain.models.settings import COMPUTING, LATER, TRAINING, settings
 from tests.conftest import SHARED
 from tests.models.test_decoder import PUBLISHED
 
@@ -58,7 +60,9 @@ OTHER: dict[str, Any] = {
     "vocab": 64, "layers": 8, "width": 16, "heads": 8, "kv_heads": 4, "head_dim": 4, "hidden": 24,
     "feed_forward": "gelu", "experts": Experts(count=4, active=1, hidden=6, scale=2.0, renormalise=False),
     "position": Rope(theta=777.0), "norm": "layer", "epsilon": 1e-3, "attention_softcap": 7.0, "logit_softcap": 7.0,
-    "query_pre_attn_scalar": 7.0, "window": 4, "global_every": 0,
+    "query_pre_attn_scalar": 7.0, "window": 4, "global_every": 0, "pattern": (LayerKind(window=4), LayerKind()),
+    "qkv_clip": 3.0, "embed_multiplier": 2.0, "residual_multiplier": 0.5, "logit_multiplier": 2.0,
+    "attention_multiplier": 0.7, "query_growth": QueryGrowth(rate=0.1, original=4),
 }  # fmt: skip
 """A different value of each field that is not a bool."""
 
@@ -104,11 +108,11 @@ def test_every_setting_that_differs_from_config_json_is_refused(tmp_path: Path, 
         ({"tie_word_embeddings": True}, "tie_word_embeddings: True ", "model.tied: false"),
         ({"hidden_act": "gelu_new"}, "hidden_act: gelu_new ", 'model.feed_forward: "swiglu"'),
         ({"hidden_act": "relu"}, "hidden_act: relu ", "not supported by dtrain"),
-        ({"attention_bias": True}, "attention_bias: True, mlp_bias: False ", "not supported by dtrain"),
+        ({"attention_bias": True}, "attention_bias: True ", "model.out_bias: false"),
         ({"attention_bias": True, "mlp_bias": True}, "attention_bias: True ", "model.bias: false"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 ", "not supported by dtrain"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type: dyna", "not supported"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}}, "rope_scaling.mscale: 0.7", "not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "alpha": 0.7}}, "rope_scaling.alpha: 0.7", "not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4}", "not supported by dtrain"),
     ],
 )  # fmt: skip
@@ -222,3 +226,22 @@ def test_a_file_of_dtrain_is_compared_by_the_settings_in_its_header(tmp_path: Pa
             agree(other, record(model), tmp_path, notes.append, published=False)
     agree(dataclasses.replace(TINY, remat="full", z_loss=0.1), record(TINY), tmp_path, notes.append, published=False)
     assert notes == []
+
+
+@pytest.mark.parametrize("change", [{}, {"bias": True}, {"position": Rope(scaling=Yarn(factor=2.0, original=8))}])
+def test_a_file_of_an_earlier_version_has_what_that_version_computed(tmp_path: Path, change: dict[str, Any]) -> None:
+    model, notes = dataclasses.replace(TINY, **change), list[str]()
+    header = json.loads(record(model)[RECORD])
+    earlier = {name: value for name, value in header.items() if name not in {*LATER, "out_bias", "mlp_bias"}}
+    if scaling := earlier["position.scaling"]:
+        del scaling["attention_factor"]
+    agree(model, {RECORD: json.dumps(earlier)}, tmp_path, notes.append, published=False)
+    assert notes == []
+    for other in (
+        {"parallel": True},
+        {"position": Rope(interleaved=True)},
+        {"pattern": (LayerKind(window=4), LayerKind())},
+    ):
+        with pytest.raises(DataError, match="comes from a different model"):
+            agree(dataclasses.replace(model, **other), {RECORD: json.dumps(earlier)}, tmp_path, notes.append,
+                  published=False)  # fmt: skip

@@ -15,11 +15,13 @@ from dtrain.core.errors import FieldError
 from dtrain.data.batch import Feature
 from dtrain.data.pixels import Pixels
 from dtrain.models.decoder import Decoder
+from dtrain.models.decoder_layer import QueryGrowth
+from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
 from dtrain.models.nn.param import initial
 from dtrain.models.nn.single_device import SingleDeviceContext
-from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
+from dtrain.models.rope import Learned, LinearScaling, Llama3, NoPosition, Rope, Yarn
 from dtrain.optim.groups import Group, grouped
 from dtrain.optim.optimizer import SGD, Optimizer
 from dtrain.optim.shared import Cosine, Schedule
@@ -34,16 +36,19 @@ OTHERS: dict[str, dict[str, Any]] = {
         "vocab": 20, "context": 24, "layers": 4, "width": 32, "heads": 4, "kv_heads": 1, "head_dim": 4, "hidden": 16,
         "experts": MOE, "position": Learned(), "epsilon": 1e-3, "window": 4, "global_every": 2, "init": 0.1,
         "attention_softcap": 5.0, "logit_softcap": 5.0, "z_loss": 0.1, "unroll": 2, "loss_chunks": 4, "pad_vocab": 5,
-        "query_pre_attn_scalar": 3.0, "window_theta": 50.0,
+        "query_pre_attn_scalar": 3.0, "window_theta": 50.0, "pattern": (LayerKind(window=4), LayerKind()),
+        "qkv_clip": 0.5, "attention_multiplier": 0.7, "query_growth": QueryGrowth(rate=0.5, original=4),
     },
     "Experts": {
         "count": 8, "active": 3, "hidden": 4, "shared": 1, "scale": 2.0, "balance": 0.5, "z_loss": 0.5,
-        "bias_rate": 0.1, "capacity": 0.5,
+        "bias_rate": 0.1, "capacity": 0.5, "groups": 2, "active_groups": 2,
     },
-    "Rope": {"theta": 100.0, "scaling": LinearScaling(factor=2.0)},
+    "LayerKind": {"count": 2, "window": 8, "position": NoPosition()},
+    "QueryGrowth": {"rate": 0.1, "original": 8},
+    "Rope": {"theta": 100.0, "scaling": LinearScaling(factor=2.0), "partial": 0.5},
     "Linear": {"factor": 3.0},
     "Llama3": {"factor": 2.0, "low": 2.0, "high": 8.0, "original": 64},
-    "Yarn": {"factor": 2.0, "original": 64, "fast": 1000.0, "slow": 100.0},
+    "Yarn": {"factor": 2.0, "original": 64, "fast": 1000.0, "slow": 100.0, "attention_factor": 2.0},
     "Pixels": {
         "mean": 0.5, "std": 2.0, "crop": 2, "resized_crop": 0.3, "colour": 0.5, "mixup": 1.0, "cutmix": 1.0,
         "smoothing": 0.1,
@@ -66,6 +71,8 @@ BASES: dict[str, Any] = {
     "Linear": LinearScaling(factor=2.0),
     "Llama3": Llama3(),
     "Yarn": Yarn(factor=4.0, original=100_000),
+    "LayerKind": LayerKind(window=4),
+    "QueryGrowth": QueryGrowth(rate=0.5, original=4),
 }
 BASES |= {type(model).__name__: model for model in MEMBERS if not isinstance(model, Decoder)}
 ALONE = {
@@ -81,6 +88,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "MLP.mean": NUMBER, "MLP.std": NUMBER,
     "global_every": {"window": 4}, "norm_bias": {"norm": "layer"}, "decay_all": {"decay": 0.5},
     "window_theta": {"window": 4}, "pre_norm": {"post_norm": True}, "qk_norm_joint": {"qk_norm": True},
+    "qk_norm_rotated": {"qk_norm": True}, "shared_gate": {"shared": 1}, "active_groups": {"groups": 2},
 }  # fmt: skip
 """Other fields that a field needs to have an effect."""
 
@@ -137,6 +145,11 @@ def whole(name: str, part: Any) -> Any:
     """A model that contains the part."""
     if isinstance(part, Experts):
         return Decoder(**TINY, experts=part)
+    if isinstance(part, LayerKind):  # a layer beside one that has nothing
+        tiny = TINY | {"layers": 3}
+        return Decoder(**tiny, experts=MOE, pattern=(part, LayerKind()))
+    if isinstance(part, QueryGrowth):
+        return Decoder(**TINY, query_growth=part)
     if isinstance(part, Rope):
         return Decoder(**TINY, position=part)
     return Decoder(**TINY, position=Rope(scaling=part)) if isinstance(part, LinearScaling | Llama3 | Yarn) else part

@@ -14,11 +14,11 @@ from safetensors.numpy import load_file, save_file
 from dtrain.checkpoint.tensors import Tensors, opened
 from dtrain.core.errors import DataError
 from dtrain.models.decoder import Decoder
-from dtrain.models.hf_config import published_model
+from dtrain.models.families.config import published_model
+from dtrain.models.families.tensors import namings
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
 from dtrain.models.nn.param import paths
-from dtrain.models.published import places
 from dtrain.models.rope import Learned, Llama3, Rope
 from dtrain.weights.peft import read_config
 from dtrain.weights.read import find_tensors, leaves_by_path, read, without_padding
@@ -73,7 +73,7 @@ def read_tree(tensors: Tensors, model: Any, shapes: Any, source: Path) -> Any:
 def test_every_parameter_has_a_published_name_and_shape(family: str) -> None:
     model, name, shape = FAMILIES[family]
     declared = dict(zip(jax.tree.leaves(paths(model.params())), jax.tree.leaves(model.params()), strict=True))
-    table = places(model)
+    table = namings(model)[0].places
     assert not declared.keys() - table.keys()
     found = {
         tensor: table[ours].shape(param) for ours, param in declared.items() for tensor in table[ours].names(param)
@@ -169,7 +169,7 @@ def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, name: str, content:
 def test_a_head_that_is_not_the_embedding_is_not_dropped(tmp_path: Path) -> None:
     model = dataclasses.replace(LLAMA, tied=True)
     declared = dict(zip(jax.tree.leaves(paths(model.params())), jax.tree.leaves(model.params()), strict=True))
-    table, draw = places(model), np.random.default_rng(0)
+    table, draw = namings(model)[0].places, np.random.default_rng(0)
     tensors = {
         one: draw.normal(size=table[ours].shape(param)).astype(np.float32)
         for ours, param in declared.items()
@@ -226,7 +226,7 @@ def test_a_file_of_another_architecture_is_named(tmp_path: Path) -> None:
 def parameters(model: Any) -> dict[str, np.ndarray]:
     """Tensors of the model under their published names."""
     declared = dict(zip(jax.tree.leaves(paths(model.params())), jax.tree.leaves(model.params()), strict=True))
-    table, draw = places(model), np.random.default_rng(0)
+    table, draw = namings(model)[0].places, np.random.default_rng(0)
     return {
         one: draw.normal(size=table[ours].shape(param)).astype(np.float32)
         for ours, param in declared.items()

@@ -29,6 +29,8 @@ class Layers:
     """What is saved for the backward pass: a policy's name, the names of values, or a policy of `jax.checkpoint`."""
     unroll: int = 1
     """Iterations of the loop over layers that are unrolled: `unroll` of `jax.lax.scan`."""
+    groups: Sequence[str] = ()
+    """For each of the blocks the name of the group of its parameters; (): all have the same shapes."""
 
 
 Block = Callable[[Tree, jax.Array, Tree, Any], tuple[jax.Array, Tree]]
@@ -176,7 +178,8 @@ class Context(Protocol):
     ) -> tuple[jax.Array, Tree]:
         """Apply layers whose parameters are stacked along a leading `layer` dim: (activations, sums over the layers).
 
-        Layer i is `blocks[i % len(blocks)]`. `shared` holds arrays (examples, ...) for all layers.
+        Layer i is `blocks[i % len(blocks)]`. `shared` holds arrays (examples, ...) for all layers. Of layers in groups,
+        `params` has a stack for each group.
         shard_map: a scan that all-gathers each layer over fsdp; with mesh.pipeline also an all-gather of examples,
         ppermute between stages, a reduce-scatter of results. jit: a scan; the pipeline in a `shard_map` region.
         """

@@ -7,6 +7,7 @@ D head dim.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle, islice
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +92,7 @@ class CachedContext(SingleDeviceContext):
     ) -> tuple[jax.Array, Tree]:
         """`params`: the layers' parameters, stacked, or apart as `unstacked` gives them, which saves copies."""
         cache = self._cache
-        layers = params if isinstance(params, tuple) else unstacked(params)
+        layers = params if isinstance(params, tuple) else unstacked(params, how.groups)
         inside = []
         for number, layer in enumerate(layers):
             own = replace(cache, k=(cache.k[number],), v=(cache.v[number],))
@@ -102,10 +103,16 @@ class CachedContext(SingleDeviceContext):
         return x, {}
 
 
-def unstacked(params: Tree) -> tuple[Tree, ...]:
-    """The parameters of each layer, from parameters that are stacked along their first dim."""
-    count = jax.tree.leaves(params)[0].shape[0]
-    return tuple(jax.tree.map(lambda p, i=i: p[i], params) for i in range(count))
+def unstacked(params: Tree, groups: Sequence[str] = ()) -> tuple[Tree, ...]:
+    """The parameters of each layer, from parameters that are stacked along their first dim, in `groups` as `Layers`
+    has them."""
+    stacks = {name: _apart(stack) for name, stack in (params if groups else {"": params}).items()}
+    total, order = sum(map(len, stacks.values())), cycle(groups or [""])
+    return tuple(stacks[name].pop(0) for name in islice(order, total))
+
+
+def _apart(stack: Tree) -> list[Tree]:
+    return [jax.tree.map(lambda p, i=i: p[i], stack) for i in range(jax.tree.leaves(stack)[0].shape[0])]
 
 
 def _attention(

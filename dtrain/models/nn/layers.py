@@ -172,11 +172,11 @@ def standardise(x: jax.Array, epsilon: float) -> jax.Array:
 def normalised(params: Tree, x: jax.Array, kind: str, epsilon: float, offset: bool) -> jax.Array:
     """x (..., width), normalised over its last dim in float32 (Ba et al. 2016; "rms": Zhang & Sennrich 2019).
 
-    `offset`: the scale is stored as its difference from one.
+    `offset`: the scale is stored as its difference from one. Without "scale" nothing is multiplied.
     """
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + epsilon) if kind == "rms" else standardise(y, epsilon)
-    y = y * lift(params["scale"].astype(jnp.float32) + (1 if offset else 0), y)
+    y = y * lift(params["scale"].astype(jnp.float32) + (1 if offset else 0), y) if "scale" in params else y
     return (y + lift(params["bias"].astype(jnp.float32), y) if "bias" in params else y).astype(x.dtype)
 
 

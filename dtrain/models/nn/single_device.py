@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,9 @@ from dtrain.models.nn.examples import ExampleVerbs
 from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import ATTENTION, INPUT, Policy, Remat, policy
+
+LayerLoop = Callable[[jax.Array, Tree], tuple[jax.Array, Tree]]
+"""(activations, parameters of one iteration) → activations, sums."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +86,68 @@ class SingleDeviceContext(ExampleVerbs):
 def scan_layers(
     blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree, how: Layers, ctx: Context
 ) -> tuple[jax.Array, Tree]:
-    """Scan over the layers and add their sums; one iteration applies each block once: of two, layers 2i and 2i + 1."""
-    remat_blocks = [rematerialised(block, how.remat, ctx) for block in blocks]
-    count = len(remat_blocks)
-    per_round = jax.tree.map(lambda p: p.reshape(p.shape[0] // count, count, *p.shape[1:]), params)
+    """Scan over the layers and add their sums; one iteration applies each block once: of two, layers 2i and 2i + 1.
 
-    def apply_round(carry: jax.Array, layers: Tree) -> tuple[jax.Array, Tree]:
-        sums_of_round = []
-        for i, block in enumerate(remat_blocks):
-            layer = jax.tree.map(lambda p, i=i: p[i], layers)
-            carry, sums = block(layer, carry, shared)
-            sums_of_round.append(sums)
-        return carry, jax.tree.map(lambda *parts: sum(parts), *sums_of_round)
+    Neighbours with the same block are a loop inside. Layers that remain after whole rounds are applied after them.
+    """
+    groups = how.groups or [""] * len(blocks)
+    stacks = params if how.groups else {"": params}
+    runs = [(*one, len(list(same))) for one, same in groupby(zip(blocks, groups, strict=True))]
+    made = {block: rematerialised(block, how.remat, ctx) for block in dict.fromkeys(blocks)}
+    rounds, rest = divmod(sum(map(_length, stacks.values())), len(blocks))
+    used = {name: rounds * groups.count(name) for name in stacks}
 
-    out, sums = jax.lax.scan(apply_round, x, per_round, unroll=min(how.unroll, len(jax.tree.leaves(per_round)[0])))
-    return out, jax.tree.map(lambda s: s.sum(0), sums)
+    def one(block: Block, carry: jax.Array, layer: Tree) -> tuple[jax.Array, Tree]:
+        return made[block](layer, carry, shared)
+
+    def loop(apply: LayerLoop, carry: jax.Array, several: Tree) -> tuple[jax.Array, Tree]:
+        carry, sums = jax.lax.scan(apply, carry, several, unroll=min(how.unroll, _length(several)))
+        return carry, jax.tree.map(lambda s: s.sum(0), sums)
+
+    def apply_runs(carry: jax.Array, several: dict[str, Tree]) -> tuple[jax.Array, Tree]:
+        """The layers of one round, or the first of them."""
+        found, first = list[Tree](), dict.fromkeys(several, 0)
+        for block, name, size in runs:
+            after = min(first[name] + size, _length(several[name]))
+            if after > first[name]:
+                carry, sums = apply_run(block, carry, _part(several[name], first[name], after))
+                found.append(sums)
+            first[name] = after
+        return carry, _added(found)
+
+    def apply_run(block: Block, carry: jax.Array, several: Tree) -> tuple[jax.Array, Tree]:
+        if _length(several) == 1:
+            return one(block, carry, jax.tree.map(lambda p: p[0], several))
+        return loop(partial(one, block), carry, several)
+
+    if len(runs) == 1:
+        return loop(partial(one, blocks[0]), x, stacks[groups[0]])
+    if rounds == 1 and not rest:
+        return apply_runs(x, stacks)
+    found = list[Tree]()
+    if rounds:
+        whole = {name: _part(stack, 0, used[name]) if rest else stack for name, stack in stacks.items()}
+        x, sums = loop(apply_runs, x, jax.tree.map(lambda p: p.reshape(rounds, -1, *p.shape[1:]), whole))
+        found.append(sums)
+    if rest:
+        x, sums = apply_runs(x, {name: _part(stack, used[name], _length(stack)) for name, stack in stacks.items()})
+        found.append(sums)
+    return x, _added(found)
+
+
+def _length(stacked: Tree) -> int:
+    return len(jax.tree.leaves(stacked)[0])
+
+
+def _part(stacked: Tree, first: int, after: int) -> Tree:
+    return jax.tree.map(lambda p: p[first:after], stacked)
+
+
+def _added(sums: Sequence[dict[str, jax.Array]]) -> Tree:
+    """The sums of several layers, of which some have others."""
+    return {
+        name: sum(one[name] for one in sums if name in one) for name in dict.fromkeys(k for one in sums for k in one)
+    }
 
 
 def rematerialised(

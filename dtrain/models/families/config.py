@@ -1,0 +1,90 @@
+"""The config.json of a decoder, read and written by the tables of families, and what other families need."""
+
+from pathlib import Path
+from typing import Any
+
+from dtrain.core.errors import DataError, FieldError
+from dtrain.core.types import JsonObject
+from dtrain.models.decoder import Decoder
+from dtrain.models.families.dense import DENSE
+from dtrain.models.families.family import Family
+from dtrain.models.families.fields import Fields, Published
+from dtrain.models.families.parts import merged
+from dtrain.models.families.sparse import SPARSE
+from dtrain.models.rope import Learned
+from dtrain.models.settings import differing, settings
+
+FAMILIES: dict[str, Family] = DENSE | SPARSE
+"""By `model_type`."""
+
+_LATENT = "latent attention"
+_DELTA = "gated DeltaNet layers"
+_STATE = "state-space layers"
+NEEDS: dict[str, str] = {
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "youtu", "kimi_k2"), _LATENT),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), f"{_LATENT} with a sparse index"),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"), _DELTA),
+    **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), "short convolutions"),
+    **dict.fromkeys(("mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"),
+                    _STATE),
+    "gpt_oss": "attention sinks, clamped SwiGLU and biases of experts",
+    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), "embeddings of each layer"),
+    **dict.fromkeys(("phi", "gptj", "codegen"), "a bias of the output head"),
+    **dict.fromkeys(("gpt_neox", "persimmon"), "queries, keys and values that alternate by head in one tensor"),
+    **dict.fromkeys(("bloom", "mpt", "falcon"), "attention with linear biases (ALiBi)"),
+    "llama4_text": "attention in chunks and gates before the experts",
+    "apertus": "the activation xIELU",
+    "ernie4_5_moe": "a routing bias with a dim of its own",
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), "experts in one tensor"),
+    "phimoe": "the router SparseMixer",
+    "opt": "positions that begin at 2",
+}  # fmt: skip
+"""Of other decoders by `model_type` what they have that dtrain's has not."""
+
+
+def published_model(config: JsonObject, context: int, path: Path) -> Published:
+    """The decoder of a config.json, for rows of at most `context` tokens.
+
+    Raises DataError if its architecture is not supported, or a field is missing or has an impossible value.
+    """
+    if config["model_type"] == "gemma3" and isinstance(config.get("text_config"), dict):  # with an image encoder
+        config = {"model_type": "gemma3_text"} | config["text_config"]
+    kind = str(config["model_type"])
+    if kind not in FAMILIES:
+        named = ", ".join(config.get("architectures") or []) or "no architecture named"
+        supported = ", ".join(sorted(FAMILIES)) + "; of images vit, resnet, and timm's vit, deit and resnet"
+        needs = f": it needs {NEEDS[kind]}" if kind in NEEDS else ""
+        raise DataError(
+            f"{path}: dtrain does not support model_type {kind} ({named}){needs}", f"supported: {supported}"
+        )
+    family = FAMILIES[kind]
+    fields = Fields(config, family.defaults, path, context)
+    try:
+        own: dict[str, Any] = {"context": context} | merged(family.parts, fields)
+        model = Decoder(**own)
+    except (FieldError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
+        raise DataError(f"{path} does not describe a decoder: {type(error).__name__} {error}") from error
+    fields.refuse_unread()
+    sources = dict.fromkeys(settings(model), f"model_type: {kind}") | fields.sources
+    positions = config.get("n_positions" if kind == "gpt2" else "max_position_embeddings")
+    return Published(model, sources, tuple(fields.unserved), fields.unchecked, positions)
+
+
+def config_of(model: Decoder) -> JsonObject | None:
+    """The fields of config.json with which transformers computes the same; None if no family does.
+
+    Each candidate is read back with `published_model` and accepted only if it gives this decoder.
+    """
+    learned = isinstance(model.position, Learned)
+    for kind, family in FAMILIES.items():
+        if not family.written or learned != (family.names == "gpt2") or not family.opens(model):
+            continue
+        config = {"architectures": [family.architecture], "model_type": kind} | family.config(model)
+        try:
+            published = published_model(config, model.context, Path("config.json"))
+        except DataError:
+            continue
+        if not published.unserved and not differing(settings(model), settings(published.model), model.context):
+            return config
+    return None

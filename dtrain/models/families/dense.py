@@ -1,0 +1,324 @@
+"""The families without experts, by `model_type`: one entry each, from which config.json is read and written.
+
+The defaults of fields are those of the configuration classes of transformers 5.23. In this order a model is exported as
+the first that computes the same.
+"""
+
+from typing import TYPE_CHECKING
+
+from dtrain.core.types import JsonObject
+from dtrain.models.families.family import Family
+from dtrain.models.families.fields import Fields
+from dtrain.models.families.layers import (
+    FULL,
+    LOCAL,
+    after_first,
+    every,
+    everywhere,
+    first_of,
+    own_rotation,
+    settings,
+    window_of,
+    windows,
+)
+from dtrain.models.families.part import Part
+from dtrain.models.families.parts import (
+    UNGATED,
+    activation,
+    biases,
+    dense,
+    divided,
+    fixed,
+    gemma_activation,
+    growing_rope,
+    linear_rope_alone,
+    rope,
+    same,
+    sizes,
+)
+from dtrain.models.layer_pattern import LayerKind
+from dtrain.models.rope import Learned, LinearScaling, NoPosition
+
+if TYPE_CHECKING:
+    from dtrain.models.decoder import Decoder
+
+
+def _gpt2_sizes() -> Part:
+    def read(fields: Fields) -> JsonObject:
+        width = fields("n_embd", "width")
+        fields.known.add("n_inner")
+        fields.sources["hidden"] = f"n_inner: {fields.values.get('n_inner')}, n_embd: {width}"
+        own = {"width": width, "hidden": fields.values.get("n_inner") or 4 * width, "position": Learned()}
+        return own | {
+            ours: fields(theirs, ours)
+            for ours, theirs in {
+                "vocab": "vocab_size", "context": "n_positions", "layers": "n_layer", "heads": "n_head",
+                "epsilon": "layer_norm_epsilon", "tied": "tie_word_embeddings",
+            }.items()
+        }  # fmt: skip
+
+    def write(model: "Decoder") -> JsonObject:
+        return {
+            "vocab_size": model.vocab, "n_positions": model.context, "n_embd": model.width, "n_layer": model.layers,
+            "n_head": model.heads, "n_inner": model.hidden, "layer_norm_epsilon": model.epsilon,
+            "tie_word_embeddings": model.tied,
+        }  # fmt: skip
+
+    return Part({"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}, read, write)
+
+
+def _whole_scalar(model: "Decoder") -> bool:
+    return model.query_pre_attn_scalar is None or model.query_pre_attn_scalar == int(model.query_pre_attn_scalar)
+
+
+def _scalar() -> Part:
+    """The scalar of attention, which version 5 of transformers takes as a whole number alone."""
+
+    def write(model: "Decoder") -> JsonObject:
+        scalar = model.query_pre_attn_scalar or model.head_size
+        return {"query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar}
+
+    return Part(plain.defaults, plain.read, write)
+
+
+plain = same("query_pre_attn_scalar", "query_pre_attn_scalar", 256)
+
+
+def _attention_multiplier() -> Part:
+    """The factor of the scores, which must be a number."""
+    factor = same("attention_multiplier", "attention_multiplier", 1.0)
+
+    def write(model: "Decoder") -> JsonObject:
+        return {"attention_multiplier": model.attention_multiplier or model.head_size**-0.5}
+
+    return Part(factor.defaults, factor.read, write)
+
+
+def _no_attention_cap() -> Part:
+    """A field that transformers does not apply (Gemma 3)."""
+    cap = same("attention_softcap", "attn_logit_softcapping", None)
+
+    def read(fields: Fields) -> JsonObject:
+        found = cap.read(fields)
+        if found["attention_softcap"] is not None:
+            fields.refuse(f"attn_logit_softcapping: {found['attention_softcap']}")
+        return found
+
+    return Part(cap.defaults, read, cap.write)
+
+
+def _smollm3_layers() -> Part:
+    """Each fourth layer, or those that `no_rope_layers` says, do not rotate."""
+
+    def read(fields: Fields) -> JsonObject:
+        layers, every_n = fields("num_hidden_layers"), fields("no_rope_layer_interval")
+        rotates = fields.maybe("no_rope_layers") or [number % every_n != 0 for number in range(1, layers + 1)]
+        window = fields("sliding_window", "window") if fields("use_sliding_window") else None
+        types = fields.maybe("layer_types") or [LOCAL if window and not turns else FULL for turns in rotates]
+        if len(types) != layers or len(rotates) != layers or set(types) - {LOCAL, FULL}:
+            fields.refuse(f"no_rope_layers, layer_types: {len(rotates)} and {len(types)} for {layers} layers")
+            return {}
+        fields.sources["pattern"] = f"no_rope_layers: {rotates}, layer_types: {', '.join(sorted(set(types)))}"
+        return settings(
+            [
+                LayerKind(window=window if kind == LOCAL else None, position=None if turns else NoPosition())
+                for kind, turns in zip(types, rotates, strict=True)
+            ],
+            fields.context,
+        )
+
+    def write(model: "Decoder") -> JsonObject:
+        window = window_of(model)
+        return {
+            "sliding_window": window,
+            "use_sliding_window": window is not None,
+            "layer_types": [LOCAL if kind.window else FULL for kind in model.kinds],
+            "no_rope_layers": [int(not isinstance(kind.position, NoPosition)) for kind in model.kinds],
+        }
+
+    return Part({"sliding_window": None, "use_sliding_window": False, "no_rope_layer_interval": 4}, read, write)
+
+
+ATTENTION = ("attention_bias", False)
+LLAMA_BIASES = biases(qkv_bias=ATTENTION, out_bias=ATTENTION, mlp_bias=("mlp_bias", False))
+ATTENTION_BIASES = biases(qkv_bias=ATTENTION, out_bias=ATTENTION)
+NONE = biases()
+POST = fixed(post_norm=True)
+POST_ALONE = fixed(post_norm=True, pre_norm=False)
+JOINT = fixed(qk_norm=True, qk_norm_joint=True)
+GEMMA = (
+    *sizes(head_dim=256, kv_heads=4, tied=True)[:-1], gemma_activation(), ATTENTION_BIASES,
+    fixed(norm_offset=True, embed_scale=True), dense(),
+)  # fmt: skip
+GRANITE = (
+    same("embed_multiplier", "embedding_multiplier", 1.0), same("residual_multiplier", "residual_multiplier", 1.0),
+    _attention_multiplier(), divided("logit_multiplier", "logits_scaling", 1.0),
+)  # fmt: skip
+COHERE = (
+    *sizes(epsilon=("layer_norm_eps", 1e-5), tied=True), rope(500_000.0, interleaved=True), ATTENTION_BIASES,
+    fixed(norm="layer", parallel=True), same("logit_multiplier", "logit_scale", 0.0625), dense(),
+)  # fmt: skip
+CAPS = (
+    same("attention_softcap", "attn_logit_softcapping", 50.0), same("logit_softcap", "final_logit_softcapping", 30.0),
+)  # fmt: skip
+QWEN_WINDOWS = windows(after_first, 4096, switch=True, first=28)
+STARCODER_GELUS = {"gelu_pytorch_tanh": "gelu_tanh"} | UNGATED
+"""The name that is written comes first."""
+LAYER_NORM = fixed(norm="layer", norm_bias=True)
+
+
+def rotates_locally(kind: str, window: int | None) -> bool:
+    """Whether a layer rotates where only those with a window do; all, if there is no window."""
+    return window is None or kind == LOCAL
+
+
+DENSE: dict[str, Family] = {
+    "llama": Family("LlamaForCausalLM", (*sizes(), rope(), LLAMA_BIASES, dense())),
+    "mistral": Family(
+        "MistralForCausalLM", (*sizes(kv_heads=8), rope(), NONE, windows(everywhere, 4096), dense())
+    ),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        (*sizes(kv_heads=32), rope(), biases(qkv_bias=True), QWEN_WINDOWS, dense()),
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        (*sizes(kv_heads=32, head_dim=128), rope(), ATTENTION_BIASES, fixed(qk_norm=True),
+         QWEN_WINDOWS, dense()),
+    ),
+    "gemma": Family(
+        "GemmaForCausalLM", (*sizes(head_dim=256, kv_heads=16, tied=True)[:-1], *GEMMA[3:], rope())
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        (*GEMMA, rope(), POST, windows(every(2), 4096), _scalar(),
+         *CAPS),
+        "gemma2", opens=_whole_scalar,
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        (*GEMMA, POST, fixed(qk_norm=True), own_rotation(every(6, "sliding_window_pattern"), 4096, 1e6, 1e4),
+         _scalar(), _no_attention_cap(), same("logit_softcap", "final_logit_softcapping", None)),
+        "gemma2", opens=_whole_scalar,
+    ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5)), linear_rope_alone(), ATTENTION_BIASES, POST_ALONE, JOINT, dense()),
+        "gemma2",
+        opens=lambda model: (scaling := getattr(model.position, "scaling", None)) is None
+        or (isinstance(scaling, LinearScaling) and scaling.factor > 1),
+    ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5)), rope(), NONE, windows(everywhere, None), dense()),
+        "phi3", written=False,
+    ),
+    "gpt2": Family(
+        "GPT2LMHeadModel",
+        (_gpt2_sizes(), activation("activation_function", UNGATED, "gelu_new"), fixed(bias=True), LAYER_NORM),
+        "gpt2",
+        opens=lambda model: model.tied,  # an output head of its own has no name that both read
+    ),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5)), own_rotation(every(4), 4096, 500_000.0, 500_000.0), ATTENTION_BIASES,
+         POST_ALONE, JOINT, dense()),
+        "gemma2",
+        opens=lambda model: len({rope.theta for rope in model.ropes}) < 2,  # 4.57 has one theta for all layers
+    ),
+    "olmo": Family(
+        "OlmoForCausalLM",
+        (*sizes()[:1], *sizes()[2:], rope(), ATTENTION_BIASES, fixed(norm="layer", norm_scale=False, epsilon=1e-5),
+         same("qkv_clip", "clip_qkv", None), dense()),
+    ),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM", (*sizes(kv_heads=4, tied=True), rope(2e6), LLAMA_BIASES, _smollm3_layers(), dense())
+    ),
+    "granite": Family("GraniteForCausalLM", (*sizes(), rope(), LLAMA_BIASES, *GRANITE, dense())),
+    "ministral": Family(
+        "MinistralForCausalLM", (*sizes(kv_heads=8), rope(), NONE, windows(everywhere, 4096), dense()), written=False
+    ),
+    "ministral3": Family(
+        "Ministral3ForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8, head_dim=128), growing_rope(), NONE,
+         windows(everywhere, None), dense()),
+    ),
+    "glm": Family(
+        "GlmForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1.5625e-7), kv_heads=2, head_dim=128), rope(partial=0.5, interleaved=True),
+         biases(qkv_bias=("attention_bias", True)), dense()),
+        "glm",
+    ),
+    "glm4": Family(
+        "Glm4ForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1.5625e-7), kv_heads=2, head_dim=128), rope(partial=0.5, interleaved=True),
+         biases(qkv_bias=("attention_bias", True)), POST, dense()),
+        "glm4",
+    ),
+    "cohere": Family("CohereForCausalLM", COHERE),
+    "cohere2": Family(
+        "Cohere2ForCausalLM",
+        (*COHERE, windows(every(4, "sliding_window_pattern"), 4096, always=True,
+                          rotates=lambda kind, window: kind == LOCAL and window is not None)),
+    ),
+    "exaone4": Family(
+        "Exaone4ForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=32), rope(), NONE, POST_ALONE, fixed(qk_norm=True),
+         windows(every(4, "sliding_window_pattern"), 4096, rotates=rotates_locally, always=True), dense()),
+        "gemma2",
+    ),
+    "seed_oss": Family(
+        "SeedOssForCausalLM",
+        (*sizes(kv_heads=8, head_dim=128), rope(), dense(),
+         biases(qkv_bias=("attention_bias", True), out_bias=("attention_out_bias", False),
+                mlp_bias=("mlp_bias", False))),
+    ),
+    "starcoder2": Family(
+        "Starcoder2ForCausalLM",
+        (*sizes(epsilon=("norm_epsilon", 1e-5), kv_heads=2, tied=True, act="gelu_pytorch_tanh", acts=STARCODER_GELUS),
+         rope(), LAYER_NORM, windows(everywhere, None), dense(),
+         biases(qkv_bias=("use_bias", True), out_bias=("use_bias", True), mlp_bias=("use_bias", True))),
+        "starcoder2",
+    ),
+    "ernie4_5": Family(
+        "Ernie4_5ForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=2, head_dim=128, tied=True), rope(500_000.0, interleaved=True),
+         biases(qkv_bias=("use_bias", False), out_bias=("use_bias", False), mlp_bias=("use_bias", False)), dense()),
+    ),
+    "nemotron": Family(
+        "NemotronForCausalLM",
+        (*sizes(epsilon=("norm_eps", 1e-5), act="relu2", acts=UNGATED), rope(partial=0.5), LLAMA_BIASES,
+         fixed(norm="layer", norm_bias=True, norm_offset=True), dense()),
+    ),
+    "arcee": Family(
+        "ArceeForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), act="relu2", acts=UNGATED), rope(), LLAMA_BIASES, dense()),
+    ),
+    "hunyuan_v1_dense": Family(
+        "HunYuanDenseV1ForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5)), rope(), ATTENTION_BIASES, fixed(qk_norm=True, qk_norm_rotated=True),
+         dense()),
+        "hunyuan_v1_dense",
+    ),
+    "stablelm": Family(
+        "StableLmForCausalLM",
+        (*sizes(epsilon=("layer_norm_eps", 1e-5), kv_heads=32), rope(partial=0.25), LAYER_NORM,
+         biases(qkv_bias=("use_qkv_bias", False)), same("parallel", "use_parallel_residual", False), dense()),
+    ),
+    "helium": Family(
+        "HeliumForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-8), kv_heads=20, head_dim=128), rope(100_000.0, interleaved=True),
+         biases(qkv_bias=ATTENTION, mlp_bias=("mlp_bias", False)), dense()),
+    ),
+    "cwm": Family(
+        "CwmForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8, head_dim=128), rope(1e6), NONE,
+         windows(first_of(4), 8192, always=True), dense()),
+    ),
+    "vaultgemma": Family(
+        "VaultGemmaForCausalLM",
+        (*GEMMA, rope(), windows(every(2), 4096), _scalar(),
+         *CAPS),
+        "gemma2", opens=_whole_scalar,
+    ),
+}  # fmt: skip

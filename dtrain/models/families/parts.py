@@ -1,0 +1,306 @@
+"""The parts that families are made of: sizes, norms, biases, activations, scalars, rotation and experts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
+
+from dtrain.core.types import JsonObject
+from dtrain.models.decoder_layer import QueryGrowth
+from dtrain.models.families import rotary
+from dtrain.models.families.fields import Fields
+from dtrain.models.families.part import REQUIRED, Part
+from dtrain.models.layer_pattern import LayerKind, compressed, expanded
+from dtrain.models.moe import Experts
+from dtrain.models.rope import Rope, Yarn
+
+if TYPE_CHECKING:
+    from dtrain.models.decoder import Decoder
+
+GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
+GELUS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+UNGATED = GELUS | {"relu2": "relu2"}
+GEMMA_GELU = {None, "gelu", "gelu_new", "gelu_pytorch_tanh"}
+"""Gemma's first files have `gelu` but mean its tanh form."""
+
+
+def same(ours: str, theirs: str, default: object = REQUIRED) -> Part:
+    """A setting whose value is that of a field."""
+    defaults = {} if default is REQUIRED else {theirs: default}
+    return Part(defaults, lambda fields: {ours: fields(theirs, ours)}, lambda model: {theirs: getattr(model, ours)})
+
+
+def fixed(**settings: object) -> Part:
+    """Settings that each model of the family has."""
+    return Part({}, lambda _: dict(settings))
+
+
+def divided(ours: str, theirs: str, default: object) -> Part:
+    """A setting that is one over a field."""
+    return Part(
+        {theirs: default},
+        lambda fields: {ours: 1 / fields(theirs, ours)},
+        lambda model: {theirs: 1 / getattr(model, ours)},
+    )
+
+
+def sizes(
+    *,
+    epsilon: tuple[str, object] = ("rms_norm_eps", 1e-6),
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    tied: bool = False,
+    act: str = "silu",
+    acts: Mapping[str, str] = GATED,
+) -> tuple[Part, ...]:
+    """What all but GPT-2 have under the same names; the arguments are the defaults of a family."""
+
+    def read(fields: Fields) -> JsonObject:
+        width, heads = fields("hidden_size", "width"), fields("num_attention_heads", "heads")
+        fields.known.add("max_position_embeddings")
+        return {
+            "vocab": fields("vocab_size", "vocab"),
+            "layers": fields("num_hidden_layers", "layers"),
+            "width": width,
+            "heads": heads,
+            "kv_heads": fields("num_key_value_heads", "kv_heads") or heads,
+            "head_dim": fields("head_dim", "head_dim") or width // heads,
+        }
+
+    def write(model: "Decoder") -> JsonObject:
+        return {
+            "vocab_size": model.vocab,
+            "max_position_embeddings": model.context,
+            "hidden_size": model.width,
+            "intermediate_size": model.hidden or (model.experts.hidden if model.experts else 4 * model.width),
+            "num_hidden_layers": model.layers,
+            "num_attention_heads": model.heads,
+            "num_key_value_heads": model.groups,
+            "head_dim": model.head_size,
+            "pad_token_id": None,  # the default of some classes is beyond a small vocabulary
+        }
+
+    return (
+        Part({"num_key_value_heads": kv_heads, "head_dim": head_dim}, read, write),
+        same("epsilon", *epsilon),
+        same("tied", "tie_word_embeddings", tied),
+        activation("hidden_act", acts, act),
+    )
+
+
+def dense() -> Part:
+    """The width of the feed-forward layer; it is written with the sizes."""
+    return Part({}, lambda fields: {"hidden": fields("intermediate_size", "hidden")})
+
+
+def activation(name: str, known: Mapping[str, str], default: str) -> Part:
+    """The form of the feed-forward layer by the name of its activation."""
+
+    def read(fields: Fields) -> JsonObject:
+        value = fields(name, "feed_forward")
+        if value not in known:
+            fields.refuse(f"{name}: {value}")
+        return {"feed_forward": known.get(value, next(iter(known.values())))}
+
+    back = {form: value for value, form in reversed(list(known.items()))}
+    return Part({name: default}, read, lambda model: {name: back.get(model.feed_forward)})
+
+
+def gemma_activation() -> Part:
+    """Gated GELU under one of two names."""
+
+    def read(fields: Fields) -> JsonObject:
+        act = "hidden_activation" if fields("hidden_activation") else "hidden_act"
+        fields.known.add("hidden_act")
+        if fields.values.get(act) in GEMMA_GELU:
+            return {"feed_forward": "geglu"}
+        return activation(act, GATED, "silu").read(fields)
+
+    return Part({"hidden_activation": None}, read, activation("hidden_activation", GATED, "silu").write)
+
+
+BIASES = ("qkv_bias", "out_bias", "mlp_bias")
+
+
+def biases(**names: tuple[str, bool] | bool) -> Part:
+    """For each of BIASES the field that says it and its default, or its value; those that are left out are false."""
+    given = {name: names.get(name, False) for name in BIASES}
+
+    def read(fields: Fields) -> JsonObject:
+        found = {ours: bool(fields(how[0], ours)) if isinstance(how, tuple) else how for ours, how in given.items()}
+        if len({*found.values()}) == 1:
+            fields.sources["bias"] = fields.sources.get(BIASES[0], "")
+            return {"bias": found[BIASES[0]]}
+        return found
+
+    named = {ours: how for ours, how in given.items() if isinstance(how, tuple)}
+
+    def write(model: "Decoder") -> JsonObject:
+        return {field: model.bias or getattr(model, ours) for ours, (field, _) in named.items()}
+
+    return Part(dict(named.values()), read, write)
+
+
+def rope(theta: float = 10_000.0, *, partial: float | None = None, interleaved: bool = False) -> Part:
+    """Rotary positions; `theta` and `partial` are the defaults of the family, None where it rotates whole heads."""
+
+    def read(fields: Fields) -> JsonObject:
+        return {"position": rotary.read(fields, fields.maybe("rope_parameters") or {}, partial, interleaved)}
+
+    def write(model: "Decoder") -> JsonObject:
+        if not isinstance(model.position, Rope):
+            return {}
+        named = {rotary.PARTIAL: model.position.partial} if partial is not None else {}
+        return rotary.written(model.position) | named
+
+    return Part({"rope_theta": theta}, read, write)
+
+
+def linear_rope_alone() -> Part:
+    """As `rope`; version 4.57 of transformers takes two keys of a linear scaling alone (OLMo 2)."""
+    plain = rope()
+
+    def write(model: "Decoder") -> JsonObject:
+        config = plain.write(model)
+        if scaling := config.get("rope_scaling"):
+            config["rope_scaling"] = {"type": "linear", "factor": float(scaling["factor"])}
+        return config
+
+    return Part(plain.defaults, plain.read, write)
+
+
+def growing_rope() -> Part:
+    """As `rope`, scaled by Yarn, and queries that grow with their position (Ministral 3)."""
+    plain = rope(1e6)
+
+    def read(fields: Fields) -> JsonObject:
+        given = fields.maybe("rope_parameters") or {}
+        if rotary.GROWTH not in given:
+            fields.refuse(f"rope_parameters: no {rotary.GROWTH}")
+            return {}
+        growth = QueryGrowth(rate=given[rotary.GROWTH], original=given["original_max_position_embeddings"])
+        fields.sources["query_growth"] = f"rope_parameters.{rotary.GROWTH}: {given[rotary.GROWTH]}"
+        return plain.read(fields) | {"query_growth": growth}
+
+    def write(model: "Decoder") -> JsonObject:
+        growth, position = model.query_growth, model.position
+        if growth is None or not isinstance(position, Rope) or not isinstance(position.scaling, Yarn):
+            return {}
+        values: Any = {"rope_theta": position.theta, **(rotary.scaling_fields(position) or {})}
+        return {"rope_parameters": values | {rotary.GROWTH: growth.rate}}
+
+    return Part(plain.defaults, read, write)
+
+
+def experts(names: Mapping[str, str], defaults: Mapping[str, object], **fixed: Any) -> Part:
+    """A mixture of experts: for each of its settings the field, and settings that all models of the family have.
+
+    The field of `shared` may be the width of the shared experts together.
+    """
+    together = "intermediate_size" in names.get("shared", "")
+
+    def read(fields: Fields) -> JsonObject:
+        renamed = {"num_experts": "num_local_experts"} if "num_local_experts" in fields.values else {}
+        there = {ours: renamed.get(theirs, theirs) for ours, theirs in names.items()}
+        found: JsonObject = {
+            ours: value for ours, name in there.items() if (value := fields(name, f"experts.{ours}")) is not None
+        }
+        if together:
+            found["shared"], rest = divmod(found["shared"], found["hidden"])
+            if rest:
+                fields.refuse(f"{names['shared']}: not a multiple of {names['hidden']}")
+        return {"experts": Experts(**(found | fixed))}
+
+    def write(model: "Decoder") -> JsonObject:
+        if (own := model.experts) is None:
+            return {}
+        written = {theirs: getattr(own, ours) for ours, theirs in names.items()}
+        return written | ({names["shared"]: own.shared * own.hidden} if together else {})
+
+    return Part(defaults, read, write)
+
+
+def dense_layers(read: Callable[[Fields, int], Sequence[bool]], write: Callable[[Sequence[bool]], JsonObject]) -> Part:
+    """The layers without experts, and the width of their feed-forward layer."""
+
+    def flags(fields: Fields) -> JsonObject:
+        found = list(read(fields, fields("num_hidden_layers")))
+        return {FLAGS: found, "hidden": fields("intermediate_size", "hidden")} if any(found) else {}
+
+    def written(model: "Decoder") -> JsonObject:
+        own = write([kind.dense for kind in model.kinds])
+        return own | ({"intermediate_size": model.hidden} if model.stacks else {})
+
+    return Part({}, flags, written)
+
+
+def first_dense(default: int) -> Part:
+    """The first layers have no experts."""
+    name = "first_k_dense_replace"
+
+    def read(fields: Fields, layers: int) -> list[bool]:
+        first = fields.maybe(name)
+        return [number < (default if first is None else first) for number in range(layers)]
+
+    return dense_layers(read, lambda flags: {name: flags.index(False) if False in flags else len(flags)})
+
+
+def qwen_dense() -> Part:
+    """Layers without experts by their numbers, and all but each n-th."""
+
+    def read(fields: Fields, layers: int) -> list[bool]:
+        step, only = fields.maybe("decoder_sparse_step") or 1, fields.maybe("mlp_only_layers") or []
+        fields.known.add("intermediate_size")
+        return [number in only or (number + 1) % step != 0 for number in range(layers)]
+
+    def write(flags: Sequence[bool]) -> JsonObject:
+        return {"decoder_sparse_step": 1, "mlp_only_layers": [number for number, flag in enumerate(flags) if flag]}
+
+    return dense_layers(read, write)
+
+
+def further_tokens() -> Part:
+    """Layers that predict further tokens, beside the model's: they are not read, and not written."""
+    name = "num_nextn_predict_layers"
+
+    def read(fields: Fields) -> JsonObject:
+        fields.known |= {name, "num_mtp_layers"}
+        return {}
+
+    return Part({}, read, lambda _: {name: 0})
+
+
+def no_window(switch: str) -> Part:
+    """Windows that are refused where the field says that there are some."""
+
+    def read(fields: Fields) -> JsonObject:
+        fields.known |= {switch, "sliding_window", "max_window_layers", "layer_types"}
+        if fields.values.get(switch):
+            fields.refuse(f"{switch}: {fields.values[switch]}")
+        return {}
+
+    return Part({}, read)
+
+
+FLAGS = "dense layers"
+"""Whether each layer is dense, until `merged` puts it into the pattern."""
+
+
+def merged(parts: Sequence[Part], fields: Fields) -> JsonObject:
+    """The settings of all parts."""
+    found: JsonObject = {}
+    for part in parts:
+        found |= part.read(fields)
+    if flags := found.pop(FLAGS, None):
+        layers = [replace(kind, dense=flag) for kind, flag in zip(kinds_of(found), flags, strict=True)]
+        found = {name: value for name, value in found.items() if name not in ("window", "global_every")}
+        found["pattern"] = compressed(layers)
+        fields.sources["pattern"] = f"layers without experts: {sum(flags)}"
+    return found
+
+
+def kinds_of(found: JsonObject) -> list[LayerKind]:
+    """The kind of each layer, from the settings that say it."""
+    near, every = LayerKind(window=found.get("window")), found.get("global_every")
+    plain = [near] * (every - 1) + [LayerKind()] if every else [near]
+    return list(islice(cycle(expanded(found.get("pattern", ())) or plain), found["layers"]))

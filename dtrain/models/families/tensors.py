@@ -1,0 +1,152 @@
+"""The names of a decoder's parameters in the checkpoints of the published families."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import jax
+
+from dtrain.models.nn.param import paths
+from dtrain.models.place import Naming, Place
+from dtrain.models.rope import Learned
+
+if TYPE_CHECKING:
+    from dtrain.models.decoder import Decoder
+
+HEAD = "lm_head.weight"
+"""The output head. Some files of tied models have it too, as a copy of the embedding."""
+QKV = ("query", "key", "value")
+KINDS = ("weight", "bias")
+MATRICES = ("gate", "up", "down")
+LAYER = "model.layers.{layer}."
+
+
+def namings(model: "Decoder") -> tuple[Naming, ...]:
+    """The names that families give to parameters of such a model; the usual ones if no family has all of them."""
+    if isinstance(model.position, Learned):
+        return (Naming("transformers", _gpt2(model), "gpt2"),)
+    own = set(jax.tree.leaves(paths(model.params())))
+    tables = {kind: _stacks(model, names) for kind, names in _tables(model).items()}
+    found = [Naming("transformers", names, kind) for kind, names in tables.items() if own <= names.keys()]
+    return tuple(found) or (Naming("transformers", tables["llama"], "llama"),)
+
+
+def _stacks(model: "Decoder", names: dict[str, Place]) -> dict[str, Place]:
+    """The names of parameters in stacks of their groups."""
+    prefix = "blocks."
+    if not model.stacks:
+        return names
+    found = {name: place for name, place in names.items() if not name.startswith(prefix)}
+    for stack in model.stacks:
+        own = tuple(number for number, kind in enumerate(model.kinds) if kind.group == stack)
+        for name, place in names.items():
+            if name.startswith(prefix):
+                found[f"{prefix}{stack}.{name.removeprefix(prefix)}"] = replace(place, numbers=own)
+    return found
+
+
+def _gpt2(model: "Decoder") -> dict[str, Place]:
+    layer = "h.{layer}."
+    names = {"embed": Place("wte.weight"), "position": Place("wpe.weight")}
+    for ours, theirs in {"norm": "ln_f", "blocks.norm1": f"{layer}ln_1", "blocks.norm2": f"{layer}ln_2"}.items():
+        names |= {f"{ours}.scale": Place(f"{theirs}.weight"), f"{ours}.bias": Place(f"{theirs}.bias")}
+    size = model.heads * model.head_size
+    for part, ours in enumerate(QKV):
+        for what in KINDS:
+            names[f"blocks.{ours}.{what}"] = Place(f"{layer}attn.c_attn.{what}", start=part * size, total=3 * size)
+    names |= {f"blocks.out.{what}": Place(f"{layer}attn.c_proj.{what}") for what in KINDS}
+    return names | _matrices({"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}, layer, transposed=False)
+
+
+def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
+    """The names of each kind of checkpoint, by one of the families that have them."""
+    usual = _usual()
+    norms = ("norm1", "norm2", "post1", "post2")
+    plain = {name: place for name, place in usual.items() if not name.startswith(tuple(f"blocks.{n}" for n in norms))}
+    gemma = plain | _norms({"norm1": "input_layernorm", "norm2": "pre_feedforward_layernorm",
+                            "post1": "post_attention_layernorm", "post2": "post_feedforward_layernorm"})  # fmt: skip
+    glm4 = plain | _norms({"norm1": "input_layernorm", "norm2": "post_attention_layernorm",
+                           "post1": "post_self_attn_layernorm", "post2": "post_mlp_layernorm"})  # fmt: skip
+    gates = _fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up"), [model.hidden or 4 * model.width] * 2)
+    sizes = [count * model.head_size for count in (model.heads, model.groups, model.groups)]
+    together = _fused("self_attn.qkv_proj", [f"{name}.weight" for name in QKV], sizes)
+    rotated = {f"blocks.{name}_norm": Place(f"{LAYER}self_attn.{name}_layernorm.weight") for name in QKV[:2]}
+    mixtral = _experts("block_sparse_moe", {"gate": "w1", "down": "w2", "up": "w3"})
+    plain_experts = _experts("mlp", {name: f"{name}_proj" for name in MATRICES})
+    gate = {"blocks.moe.shared_gate": Place(f"{LAYER}mlp.shared_expert_gate.weight", transposed=True)}
+    router = {"blocks.moe.router": Place(f"{LAYER}mlp.gate.wg.weight", transposed=True)}
+    no_qk_norms = {name: place for name, place in usual.items() if not name.endswith(("query_norm", "key_norm"))}
+    tables = {
+        "llama": usual,
+        "gemma2": gemma,
+        "phi3": usual | gates | together,
+        "glm": usual | gates,
+        "glm4": glm4 | gates,
+        "starcoder2": usual | _matrices({"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}),
+        "hunyuan_v1_dense": usual | rotated,
+        "mixtral": no_qk_norms | mixtral,
+        "qwen3_moe": usual | plain_experts,
+        "minimax_m2": usual | mixtral | _bias("block_sparse_moe"),
+        "deepseek": usual | plain_experts | _shared("shared_experts") | _bias("mlp.gate"),
+        "exaone_moe": usual | plain_experts | _shared("shared_experts") | _bias("mlp"),
+        "qwen2_moe": usual | plain_experts | _shared("shared_expert") | gate,
+        "hunyuan_v1_moe": usual | rotated | plain_experts | _shared("shared_mlp") | router,
+        "flex_olmo": gemma | plain_experts,
+    }
+    if model.qk_norm_rotated:  # no other families have such norms
+        return {name: tables[name] for name in ("hunyuan_v1_dense", "hunyuan_v1_moe")}
+    return tables
+
+
+def _usual() -> dict[str, Place]:
+    """Those of Llama, which most families have."""
+    names = {"embed": Place("model.embed_tokens.weight"), "head": Place(HEAD, transposed=True)}
+    names |= {f"norm.{ours}": Place(f"model.norm.{theirs}") for ours, theirs in SCALE_AND_BIAS.items()}
+    names |= _norms({"norm1": "input_layernorm", "norm2": "post_attention_layernorm"})
+    for ours in (*QKV, "out"):
+        theirs = f"{LAYER}self_attn.{ours[0]}_proj"
+        names[f"blocks.{ours}.weight"] = Place(f"{theirs}.weight", transposed=True)
+        names[f"blocks.{ours}.bias"] = Place(f"{theirs}.bias")
+    names |= {f"blocks.{ours}_norm": Place(f"{LAYER}self_attn.{ours[0]}_norm.weight") for ours in QKV[:2]}
+    return names | _matrices({f"mlp.{ours}": f"mlp.{ours}_proj" for ours in ("gate", "up", "down")})
+
+
+SCALE_AND_BIAS = {"scale": "weight", "bias": "bias"}
+
+
+def _norms(names: Mapping[str, str]) -> dict[str, Place]:
+    """Scales and biases of a layer's normalisations."""
+    pairs = [(ours, theirs, *kind) for ours, theirs in names.items() for kind in SCALE_AND_BIAS.items()]
+    return {f"blocks.{ours}.{kind}": Place(f"{LAYER}{theirs}.{named}") for ours, theirs, kind, named in pairs}
+
+
+def _matrices(names: Mapping[str, str], layer: str = LAYER, *, transposed: bool = True) -> dict[str, Place]:
+    """Matrices of a layer, and their biases."""
+    found = {f"blocks.{ours}": Place(f"{layer}{theirs}.weight", transposed) for ours, theirs in names.items()}
+    return found | {f"blocks.{ours}_bias": Place(f"{layer}{theirs}.bias") for ours, theirs in names.items()}
+
+
+def _fused(tensor: str, names: list[str] | tuple[str, ...], sizes: list[int]) -> dict[str, Place]:
+    """Matrices of a layer that are concatenated in one tensor, each with so many outputs."""
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return {
+        f"blocks.{name}": Place(f"{LAYER}{tensor}.weight", True, start, sum(sizes))
+        for name, start in zip(names, starts, strict=True)
+    }
+
+
+def _shared(module: str) -> dict[str, Place]:
+    """The experts that every token is routed to."""
+    return {f"blocks.moe.shared.{ours}": Place(f"{LAYER}mlp.{module}.{ours}_proj.weight", True) for ours in MATRICES}
+
+
+def _bias(module: str) -> dict[str, Place]:
+    """The routing bias."""
+    return {"blocks.moe.bias": Place(f"{LAYER}{module}.e_score_correction_bias")}
+
+
+def _experts(module: str, names: Mapping[str, str]) -> dict[str, Place]:
+    """The router and the experts of a layer."""
+    tensor = f"{LAYER}{module}.experts.{{expert}}"
+    found = {f"blocks.moe.experts.{ours}": Place(f"{tensor}.{theirs}.weight", True) for ours, theirs in names.items()}
+    return found | {"blocks.moe.router": Place(f"{LAYER}{module}.gate.weight", transposed=True)}

@@ -1,0 +1,47 @@
+"""Kinds of a decoder's layers, and the order in which they follow each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dtrain.core.types import Positive
+from dtrain.models.rope import NoPosition, Rope
+
+DENSE, SPARSE = "dense", "sparse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """Neighbouring layers of one kind."""
+
+    count: Positive = 1
+    """How many follow each other."""
+    window: Positive | None = None
+    """Keys that a query attends to, its own included; default: all earlier ones."""
+    position: Rope | NoPosition | None = None
+    """How queries and keys are rotated; default: as `model.position` says."""
+    dense: bool = False
+    """A feed-forward layer of width `model.hidden` in a model whose other layers have experts."""
+
+    @property
+    def group(self) -> str:
+        """Layers of one group have parameters of the same shapes: they are stacked in one array for each."""
+        return DENSE if self.dense else SPARSE
+
+
+def expanded(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+    """The kind of each layer, with a count of 1."""
+    return tuple(replace(kind, count=1) for kind in kinds for _ in range(kind.count))
+
+
+def compressed(layers: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+    """The shortest pattern that gives these layers when it is repeated, with equal neighbours counted."""
+    period = next(
+        size for size in range(1, len(layers) + 1) if all(one == layers[i % size] for i, one in enumerate(layers))
+    )
+    kinds: list[LayerKind] = []
+    for layer in layers[:period]:
+        if kinds and replace(kinds[-1], count=1) == layer:
+            kinds[-1] = replace(layer, count=kinds[-1].count + 1)
+        else:
+            kinds.append(layer)
+    return tuple(kinds)

@@ -1,0 +1,91 @@
+"""The published families that are compared with Hugging Face's `transformers`: their `model_type` and fields."""
+
+SMALL = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+OTHER = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 5, "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+}  # fmt: skip
+"""Other sizes: none of them a power of two."""
+OF_LAYERS = ("layer_types", "num_hidden_layers")
+FAMILIES = {
+    "gpt2": ("gpt2", {"vocab_size": 96, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}),
+    "llama2": ("llama", {"rms_norm_eps": 1e-5}),
+    "llama3": ("llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3, "tie_word_embeddings": True}),
+    "llama-yarn": ("llama", {"rope_scaling": dict(YARN)}),
+    "mistral": ("mistral", {"sliding_window": 8, "head_dim": 24}),
+    "mixtral": ("mixtral", {"num_experts_per_tok": 2, "num_local_experts": 4, "sliding_window": None}),
+    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
+    "qwen3": ("qwen3", {"head_dim": 24, "rope_theta": 1e6}),
+    "qwen3-moe": ("qwen3_moe", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                                "moe_intermediate_size": 48, "norm_topk_prob": True}),
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma2": ("gemma2", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8}),
+    "gemma3": ("gemma3_text", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8,
+                               "num_hidden_layers": 8, "sliding_window_pattern": 6}),
+    "phi3": ("phi3", {"sliding_window": 16}),
+    "olmo2": ("olmo2", {"rope_theta": 5e5}),
+    "olmo": ("olmo", {"clip_qkv": 0.5}),
+    "olmo3": ("olmo3", {"sliding_window": 8, "rope_theta": 5e5, "num_hidden_layers": 6, "rope_scaling": dict(YARN)}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 1.0, "intermediate_size": 48}),
+    "flex-olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48}),
+    "qwen3-moe-dense": ("qwen3_moe", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                                      "moe_intermediate_size": 48, "decoder_sparse_step": 2, "mlp_only_layers": [1]}),
+    "qwen2-moe": ("qwen2_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                                "shared_expert_intermediate_size": 96, "mlp_only_layers": [2]}),
+    "dots1": ("dots1", {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4,
+                        "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 1, "norm_topk_prob": True,
+                        "routed_scaling_factor": 2.5, "sliding_window": 8, "max_window_layers": 2}),
+    "glm4-moe": ("glm4_moe", {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+                              "first_k_dense_replace": 2, "use_qk_norm": True, "attention_bias": True,
+                              "num_nextn_predict_layers": 0}),
+    "solar-open": ("solar_open", {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+                                  "head_dim": 16}),
+    "exaone-moe": ("exaone_moe", {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+                                  "sliding_window": 8, "num_hidden_layers": 6}),
+    "minimax-m2": ("minimax_m2", {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48,
+                                  "head_dim": 16}),
+    "hunyuan-moe": ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
+    "smollm3": ("smollm3", {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers": 6}),
+    "granite": ("granite", {"embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.3,
+                            "attention_multiplier": 0.2, "mlp_bias": True}),
+    "ministral": ("ministral", {"sliding_window": 8, "head_dim": 24,
+                                "layer_types": ["full_attention", *["sliding_attention"] * 3]}),
+    "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": {
+        "type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}}),
+    "glm": ("glm", {"head_dim": 16}),
+    "glm4": ("glm4", {"head_dim": 16, "partial_rotary_factor": 0.25}),
+    "cohere": ("cohere", {}),
+    "cohere2": ("cohere2", {"sliding_window": 8, "num_hidden_layers": 6, "logit_scale": 0.3}),
+    "exaone4": ("exaone4", {"sliding_window": 8, "num_hidden_layers": 6}),
+    "seed-oss": ("seed_oss", {"head_dim": 24, "attention_out_bias": True}),
+    "starcoder2": ("starcoder2", {"sliding_window": 8}),
+    "ernie45": ("ernie4_5", {"head_dim": 16, "use_bias": True}),
+    "nemotron": ("nemotron", {"attention_bias": True}),
+    "arcee": ("arcee", {}),
+    "hunyuan": ("hunyuan_v1_dense", {"head_dim": 24}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+    "helium": ("helium", {"head_dim": 16}),
+    "cwm": ("cwm", {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 6}),
+    "vaultgemma": ("vaultgemma", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8}),
+}  # fmt: skip
+
+
+def sized() -> dict[str, tuple[str, dict[str, object]]]:
+    """The kind and fields of each model: NAME, and NAME-other with other sizes."""
+    found = dict[str, tuple[str, dict[str, object]]]()
+    for name, (kind, fields) in FAMILIES.items():
+        if kind == "gpt2":
+            found[name] = kind, fields
+            continue
+        other = {name: value for name, value in fields.items() if name not in OF_LAYERS}
+        other |= {"head_dim": 8} if kind == "helium" else {}  # its heads together are as wide as the model
+        found |= {name: (kind, SMALL | fields), f"{name}-other": (kind, SMALL | other | OTHER)}
+    return found
