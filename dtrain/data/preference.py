@@ -26,7 +26,7 @@ HINT = "a record has prompt, chosen and rejected: texts, or lists of messages of
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(Templated):
-    """Pairs of answers for `objective: {kind: dpo}`. A record has `prompt`, `chosen` and `rejected`."""
+    """Pairs of answers for the objectives dpo, orpo and simpo. A record has `prompt`, `chosen` and `rejected`."""
 
     kind: Literal["preference"] = "preference"
 

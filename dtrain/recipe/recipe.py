@@ -41,6 +41,7 @@ from dtrain.models.nn.precision import Precision
 from dtrain.models.objective import Objective as AnyObjective
 from dtrain.models.objective import minimised
 from dtrain.models.parts import Part
+from dtrain.models.reference_free import ORPO, SimPO
 from dtrain.models.resnet import ResNet
 from dtrain.models.vit import ViT
 from dtrain.optim.optimizer import Optimizer
@@ -58,7 +59,7 @@ Data = (
     Digits | IDX | Images | Table | Npz | Records | Text | Tokens | Chat | Preference | Mixture | Synthetic | CustomData
 )
 Engine = Jit | ShardMap | Pmap
-Objective = DPO | Distillation
+Objective = DPO | ORPO | SimPO | Distillation
 Measure = Classification | Regression | CustomMeasure
 Tracker = TensorBoard | WandB | CustomTracker
 MOST_EVALUATIONS = 10
