@@ -1,13 +1,16 @@
 """dtrain import, dtrain export"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dtrain.cli.arguments import RUNS, Best, Debug, Devices, Overrides, Run, RunsDir, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
-from dtrain.core.errors import RecipeError
+from dtrain.core.errors import DtrainError, RecipeError
+
+if TYPE_CHECKING:
+    from dtrain.weights.load import LoadedRun
 
 
 def add_to(app: typer.Typer) -> None:
@@ -154,6 +157,17 @@ def export(
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="The dtype in which parameters are written.")
     ] = "float32",
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Open the folder of a language model in transformers, and compare logits and continuations.",
+        ),
+    ] = False,
+    python: Annotated[
+        Path | None,
+        typer.Option(help="With --verify: a Python that has transformers and torch; default: this, or one on PATH."),
+    ] = None,
     step: Step = None,
     best: Best = False,
     devices: Devices = None,
@@ -168,6 +182,7 @@ def export(
     with exits(debug), interruptible():
         use_devices(devices)
         from dtrain.core.run_list import find_run
+        from dtrain.inference.verified_export import refuse_unverifiable
         from dtrain.weights.export import export, refuse_other_formats
         from dtrain.weights.load import load_run
         from dtrain.weights.program import PROGRAM, export_program
@@ -176,7 +191,13 @@ def export(
         is_program = target.suffix == PROGRAM and not target.is_dir()
         if is_program and (names or adapters or dtype != "float32"):
             raise RecipeError(f"{target}: a program has no --names, --adapters or --dtype", "leave them out")
+        if verify and (is_program or target.suffix or adapters or names == "own"):
+            raise RecipeError("--verify opens a folder with published names", "give a folder; leave the others out")
+        if python and not verify:
+            raise RecipeError("--python is the one that --verify starts", "add --verify")
         loaded = load_run(find_run(run, runs_dir), overrides or [], _note, step=step, best=best)
+        if verify:
+            refuse_unverifiable(loaded)
         if is_program:
             written = export_program(loaded, target)
         else:
@@ -184,6 +205,19 @@ def export(
         typer.secho(f"{run} at {loaded.chosen}, as {dtype}:", fg="green", err=True)
         for line in written:
             _note(f"  {line}")
+        if verify:
+            _verify(loaded, target, dtype, python)
+
+
+def _verify(loaded: "LoadedRun", folder: Path, dtype: str, python: Path | None) -> None:
+    from dtrain.inference.verified_export import REPORT, python_with_transformers, verify
+
+    result = verify(loaded, folder, dtype, python_with_transformers(python), _note)
+    for line in result.lines():
+        typer.secho(line, fg="green" if result.agrees else "red", err=True)
+    _note(f"{folder / REPORT} has the result")
+    if not result.agrees:
+        raise typer.Exit(DtrainError.exit_code)
 
 
 def _note(text: str) -> None:
