@@ -183,19 +183,21 @@ def export(
         use_devices(devices)
         from dtrain.core.run_list import find_run
         from dtrain.inference.verified_export import refuse_unverifiable
-        from dtrain.weights.export import export, refuse_other_formats
+        from dtrain.weights.card import write_card
+        from dtrain.weights.export import SUFFIX, export, refuse_other_formats
         from dtrain.weights.load import load_run
         from dtrain.weights.program import PROGRAM, export_program
 
         refuse_other_formats(target)
-        is_program = target.suffix == PROGRAM and not target.is_dir()
+        is_program, single = target.suffix == PROGRAM and not target.is_dir(), target.suffix == SUFFIX
         if is_program and (names or adapters or dtype != "float32"):
             raise RecipeError(f"{target}: a program has no --names, --adapters or --dtype", "leave them out")
-        if verify and (is_program or target.suffix or adapters or names == "own"):
+        if verify and (is_program or (single and not target.is_dir()) or adapters or names == "own"):
             raise RecipeError("--verify opens a folder with published names", "give a folder; leave the others out")
         if python and not verify:
             raise RecipeError("--python is the one that --verify starts", "add --verify")
-        loaded = load_run(find_run(run, runs_dir), overrides or [], _note, step=step, best=best)
+        found = find_run(run, runs_dir)
+        loaded = load_run(found, overrides or [], _note, step=step, best=best)
         if verify:
             refuse_unverifiable(loaded)
         if is_program:
@@ -203,6 +205,8 @@ def export(
         else:
             written = export(loaded, target, names=names, adapters=adapters, dtype=dtype)
         typer.secho(f"{run} at {loaded.chosen}, as {dtype}:", fg="green", err=True)
+        if loaded.recipe.model.generates and not adapters and (target / "config.json").is_file():
+            written.append(write_card(target, found, loaded.step, dtype))
         for line in written:
             _note(f"  {line}")
         if verify:

@@ -40,6 +40,7 @@ from dtrain.recipe.sizes import with_sizes
 from dtrain.recipe.yaml import dump
 from dtrain.train.provenance import conditions, conditions_of
 from dtrain.train.resume import Start
+from dtrain.weights.card import record_base
 from dtrain.weights.checkpoint_choice import refuse_no_run
 from dtrain.weights.initial import Origin, compare_pictures, initial_from
 from dtrain.weights.load import load_run, values_of
@@ -302,7 +303,12 @@ def import_published(
         path = Path(temporary) / f"{name}.yaml"
         path.write_text(dump(values))
         recipe = dataclasses.replace(load(path, overrides, devices), name=name)
-    import_params(recipe, runs, source, say, before=lambda run_dir: copy_tokenizer(place, run_dir.path / TOKENIZER))
+
+    def beside(run_dir: Folder) -> None:
+        copy_tokenizer(place, run_dir.path / TOKENIZER)
+        record_base(run_dir.path, source)
+
+    import_params(recipe, runs, source, say, before=beside)
     path = Path(f"{name}-tune.yaml")
     return _written(path, name, f"run: {run_dir.path}", source, published, own, tokenizer is not None)
 
