@@ -214,12 +214,13 @@ def export(
 
 
 def _verify(loaded: "LoadedRun", folder: Path, dtype: str, python: Path | None) -> None:
-    from dtrain.inference.verified_export import REPORT, python_with_transformers, verify
+    from dtrain.inference.verified_export import python_with_transformers, verify
+    from dtrain.weights.export import VERIFICATION
 
     result = verify(loaded, folder, dtype, python_with_transformers(python), _note)
     for line in result.lines():
         typer.secho(line, fg="green" if result.agrees else "red", err=True)
-    _note(f"{folder / REPORT} has the result")
+    _note(f"{folder / VERIFICATION} has the result")
     if not result.agrees:
         raise typer.Exit(DtrainError.exit_code)
 

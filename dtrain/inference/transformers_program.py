@@ -23,6 +23,7 @@ def main() -> None:
     how = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
     model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, **how)
     model = model.eval()
+    model.generation_config = transformers.GenerationConfig()  # no token ends a text
     tokens, arrays, continued = [], {}, []
     if given["texts"]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

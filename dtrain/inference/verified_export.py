@@ -23,6 +23,7 @@ from dtrain.core.types import JsonObject
 from dtrain.data.batch import TOKEN
 from dtrain.inference.generate import Generator, Sampling, generator_of
 from dtrain.models.nn.single_device import SingleDeviceContext
+from dtrain.weights.export import VERIFICATION
 from dtrain.weights.load import LoadedRun
 
 PROMPTS = (
@@ -37,7 +38,6 @@ NEW = 32
 ALLOWED = 1e-4
 """Largest difference between logits, relative to the largest one, at which they count as equal: both are computed in
 float32, in another order."""
-REPORT = "verification.json"
 SCRIPT = Path(__file__).with_name("transformers_program.py")
 SECONDS, SHOWN = 3600, 8
 
@@ -53,6 +53,8 @@ class Verification:
     rows: int
     tokens: int
     """Tokens of the rows, prompts and continuations, whose logits were compared."""
+    new: int
+    """Tokens of continuations that are the same, up to the first that is as probable as another one."""
     logits: float
     """The largest difference between logits, relative to the largest one."""
     unlike: Sequence[str] = ()
@@ -73,7 +75,8 @@ class Verification:
         found = f"logits of {counted(self.tokens, 'token')} {logits}: {self.logits:.1e} of the largest"
         lines = [f"verified with transformers {self.transformers}: {found}"]
         lines += [f"tensors that do not match: {', '.join(self.unlike[:SHOWN])}"] if self.unlike else []
-        lines.append(self.continued or f"the most probable {NEW} tokens after each of {self.rows} prompts are the same")
+        same = f"the most probable continuations of {self.rows} prompts are the same: {counted(self.new, 'token')}"
+        lines.append(self.continued or same)
         if self.checked_tokenizer:
             lines.append(self.prompts or "the tokenizer gives the prompts the same tokens")
         else:
@@ -121,12 +124,13 @@ def verify(loaded: LoadedRun, folder: Path, dtype: str, python: str, say: Callab
     if not (folder / "config.json").is_file():
         raise RecipeError(f"{folder} has no config.json: transformers has no such model", "leave --verify out")
     rounded = jax.tree.map(lambda x: x.astype(dtype).astype(jnp.float32), loaded.params)
-    exact = replace(loaded.recipe, precision=replace(loaded.recipe.precision, compute="float32", matmul="default"))
+    exact = replace(loaded.recipe, precision=replace(loaded.recipe.precision, compute="float32", matmul="highest"))
     model = generator_of(replace(loaded, params=rounded, recipe=exact))
     texts, prompts = _prompts(model, tokenized=(folder / "tokenizer.json").is_file())
     say(f"continuing {len(prompts)} prompts with dtrain ...")
-    rows = [[*prompt, *_continued(model, prompt)] for prompt in prompts]
-    logits = [_logits(model.model, rounded, row) for row in rows]
+    with jax.default_matmul_precision("highest"):
+        rows = [[*prompt, *_continued(model, prompt)] for prompt in prompts]
+        logits = [_logits(model.model, rounded, row) for row in rows]
     say(f"opening {folder} with {python} ...")
     with tempfile.TemporaryDirectory(prefix="dtrain-verify-") as name:
         asked, answered = Path(name) / "asked.json", Path(name) / "answered"
@@ -137,7 +141,7 @@ def verify(loaded: LoadedRun, folder: Path, dtype: str, python: str, say: Callab
             others = [arrays[str(number)] for number in range(len(rows))]
     found = _compared(rows, prompts, logits, others, theirs) | {"dtype": dtype, "checked_tokenizer": bool(texts)}
     result = Verification(transformers=theirs["transformers"], unlike=theirs["unlike"], rows=len(rows), **found)
-    overwrite(folder / REPORT, json.dumps(asdict(result) | {"agrees": result.agrees}, indent=2) + "\n")
+    overwrite(folder / VERIFICATION, json.dumps(asdict(result) | {"agrees": result.agrees}, indent=2) + "\n")
     return result
 
 
@@ -200,21 +204,25 @@ def _compared(
     most = max(float(np.abs(one).max()) for one in ours)
     worst = max(float(np.nan_to_num(np.abs(a - b).max(), nan=np.inf)) for a, b in zip(ours, theirs, strict=True)) / most
     other = [number for number, tokens in enumerate(said["tokens"]) if tokens != prompts[number]]
+    found = [_divergence(*one) for one in zip(rows, prompts, theirs, said["continued"], strict=True)]
     return {
         "tokens": sum(map(len, rows)),
+        "new": sum(same for same, _ in found),
         "logits": worst,
         "prompts": f"the tokenizer gives prompts {other} other tokens there" if other else "",
-        "continued": next(filter(None, map(_divergence, rows, prompts, theirs, said["continued"])), ""),
+        "continued": next((why for _, why in found if why), ""),
     }
 
 
-def _divergence(row: list[int], prompt: list[int], logits: np.ndarray, theirs: list[int]) -> str:
-    """Where two continuations differ by more than the order of tokens that are equally probable; empty if nowhere."""
+def _divergence(row: list[int], prompt: list[int], logits: np.ndarray, theirs: list[int]) -> tuple[int, str]:
+    """How many tokens of two continuations are the same, and where they differ by more than the order of tokens that
+    are equally probable; empty if nowhere."""
     own = row[len(prompt) :]
-    for number, (a, b) in enumerate(zip(own, theirs, strict=False)):
-        if a != b:
+    for number, a in enumerate(own):
+        if number >= len(theirs):
+            return number, f"continuations DIFFER: {number} of {len(own)} tokens there"
+        if a != (b := theirs[number]):
             at = logits[len(prompt) + number - 1]
-            if abs(at[a] - at[b]) <= ALLOWED * np.abs(at).max():
-                return ""
-            return f"continuations DIFFER from their token {number + 1} on: {a} here, {b} there"
-    return ""
+            equal = abs(at[a] - at[b]) <= ALLOWED * np.abs(at).max()
+            return number, "" if equal else f"continuations DIFFER from token {number + 1} on: {a} here, {b} there"
+    return len(own), ""

@@ -36,7 +36,7 @@ from dtrain.models.place import Naming
 from dtrain.models.rope import Learned, NoPosition, Rope
 
 PATTERNED = ("window", "global_every", "window_theta")
-"""Settings that say what `pattern` says."""
+"""Settings that `pattern` replaces."""
 
 
 def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tree, tokens: int) -> Flops:
@@ -360,7 +360,9 @@ class Decoder(Declared):
         if self.pattern:
             kinds = expanded(self.pattern)
         else:
-            local = Rope(theta=self.window_theta) if self.window_theta else None
+            local, rope = None, self.position
+            if self.window_theta and isinstance(rope, Rope):
+                local = replace(rope, theta=self.window_theta, scaling=None)
             near = (LayerKind(window=self.window, position=local),)
             kinds = (*near * (self.global_every - 1), LayerKind()) if self.global_every else near
         return kinds[: self.layers]

@@ -18,7 +18,7 @@ class LayerKind:
     window: Positive | None = None
     """Keys that a query attends to, its own included; default: all earlier ones."""
     position: Rope | NoPosition | None = None
-    """How queries and keys are rotated; default: as `model.position` says."""
+    """How queries and keys are rotated; default: `model.position`."""
     dense: bool = False
     """A feed-forward layer of width `model.hidden` in a model whose other layers have experts."""
 

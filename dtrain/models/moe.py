@@ -68,10 +68,12 @@ class Experts:
             raise FieldError("active", message, f"use at most {self.count}")
         if self.count % self.groups:
             raise FieldError("groups", f"groups = {self.groups} does not divide count = {self.count}")
-        if self.active_groups > self.groups or self.active > self.active_groups * (self.count // self.groups):
-            message = (
-                f"active_groups = {self.active_groups} of {self.groups} groups have too few experts or are too many"
+        if self.active_groups > self.groups:
+            raise FieldError(
+                "active_groups", f"active_groups = {self.active_groups} is more than groups = {self.groups}"
             )
+        if self.active > (most := self.active_groups * self.count // self.groups):
+            message = f"active_groups = {self.active_groups} have {most} experts, fewer than active = {self.active}"
             raise FieldError("active_groups", message)
         if self.shared_gate and not self.shared:
             raise FieldError("shared_gate", "shared_gate: there are no shared experts")

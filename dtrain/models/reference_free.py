@@ -42,6 +42,8 @@ class ReferenceFree(Objective):
     def problems(self, recipe: Any) -> Iterator[Problem]:
         yield from super().problems(recipe)
         yield from needs_decoder(self, recipe)
+        if getattr(recipe.model, "z_loss", 0):
+            yield "model.z_loss", f"{self.kind} leaves it out", "leave z_loss out"
         if recipe.model.structure.mixture and not recipe.lora:
             yield "objective", f"{self.kind} leaves out the losses that balance the experts", "add lora and init"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from dtrain.models.decoder import Decoder
 from dtrain.models.resnet import ResNet
-from dtrain.models.rope import Learned, Rope
+from dtrain.models.rope import Learned
 from dtrain.models.vit import ViT
 
-TRAINING = {"preset", "context", "init", "depth_init", "z_loss", "balance", "capacity", "dropout"}
+TRAINING = {"preset", "context", "init", "depth_init", "z_loss", "balance", "capacity", "bias_rate", "dropout"}
 IN_SHAPES = {"image", "classes"}
 """Settings of classifiers of images that the shapes of parameters show, or that decide nothing: a new head has other
 classes, and a net of convolutions takes pictures of any size."""
@@ -28,6 +28,7 @@ LATER: dict[str, object] = {
     "residual_multiplier": 1.0, "logit_multiplier": 1.0, "pattern": [], "attention_multiplier": None,
     "query_growth": None, "experts.shared_gate": False, "experts.bias": False, "experts.groups": 1,
     "experts.active_groups": 1, "position.partial": 1.0, "position.interleaved": False,
+    "out_bias": False, "mlp_bias": False,
 }  # fmt: skip
 """Settings of decoders that earlier versions did not have, with the values that say what those versions computed."""
 
@@ -46,20 +47,24 @@ def settings(model: Any) -> Settings:
     return flat | (_resolved(model) if isinstance(model, Decoder) else {})
 
 
+def later(recorded: Settings) -> Settings:
+    """The settings of a decoder that an earlier version did not have, with the values of what it computed."""
+    part = {"position": "position.theta", "experts": "experts.count"}
+    return {name: value for name, value in LATER.items() if "." not in name or part[name.partition(".")[0]] in recorded}
+
+
 def completed(recorded: Settings) -> Settings:
-    """The settings that an earlier version of dtrain recorded, with those that it did not have."""
+    """The settings that an earlier version of dtrain recorded in a file's header, with those that it did not have."""
     if recorded.get("kind") != "decoder":
         return recorded
-    part = {"position": "position.theta", "experts": "experts.count"}
-    known = {
-        name: value for name, value in LATER.items() if "." not in name or part[name.partition(".")[0]] in recorded
-    }
-    biases = {name: recorded.get("bias", False) for name in ("out_bias", "mlp_bias")}
-    completed = known | biases | recorded
-    scaling = completed.get("position.scaling")
+    biases = {name: recorded.get("bias", False) for name in BIASES}
+    whole = later(recorded) | biases | recorded
+    if "experts.bias_rate" in whole:
+        whole["experts.bias"] = whole["experts.bias"] or whole.pop("experts.bias_rate") > 0
+    scaling = whole.get("position.scaling")
     if isinstance(scaling, dict) and scaling.get("kind") == "yarn":
-        completed["position.scaling"] = {"attention_factor": None} | scaling
-    return completed
+        whole["position.scaling"] = {"attention_factor": None} | scaling
+    return whole
 
 
 def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context: int) -> list[str]:
@@ -73,28 +78,31 @@ def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context:
     ]
     names = [name for name in both if ours.get(name) != theirs.get(name)]
     if "layers" in ours and "layers" in theirs and kinds(ours, context) == kinds(theirs, context):
-        return [name for name in names if name not in SAYS_KINDS]
+        return [name for name in names if name not in OF_KINDS]
     return names
 
 
-SAYS_KINDS = ("window", "global_every", "window_theta", "pattern")
-"""Settings that say together which layers have which window and rotary positions."""
+OF_KINDS = ("window", "global_every", "window_theta", "pattern")
+"""Settings from which the kind of each layer follows."""
+BIASES = ("out_bias", "mlp_bias")
 
 
-def kinds(values: Mapping[str, Any], context: int) -> list[tuple[int | None, object]]:
-    """Of each layer its window, None where a query attends to all keys of a row of `context` tokens, and its own rotary
-    positions, None where they are the model's."""
+def kinds(values: Mapping[str, Any], context: int) -> list[tuple[int | None, object, bool]]:
+    """Of each layer its window, None where a query attends to all keys of a row of `context` tokens, its own rotary
+    positions, None where they are the model's, and whether it is dense."""
     window, every, theta = values.get("window"), values.get("global_every") or 0, values.get("window_theta")
-    if values.get("pattern"):
-        one = [(kind["window"], kind["position"]) for kind in values["pattern"] for _ in range(kind["count"])]
-    else:
-        plain = {field.name: field.default for field in dataclasses.fields(Rope)}
-        near = (window, plain | {"theta": theta} if window and theta else None)
-        one = [near] * (every - 1) + [(None, None)] if every else [near]
-    layers = [one[number % len(one)] for number in range(values["layers"])]
     shared = {name.removeprefix("position."): value for name, value in values.items() if name.startswith("position.")}
-    layers = [(size, None if own == shared else own) for size, own in layers]
-    return [(None if size is not None and size >= context else size, own) for size, own in layers]
+    if values.get("pattern"):
+        own = [(kind["window"], kind["position"], kind.get("dense", False)) for kind in values["pattern"]]
+        one = [kind for kind, given in zip(own, values["pattern"], strict=True) for _ in range(given["count"])]
+    else:
+        near = (window, shared | {"theta": theta, "scaling": None} if window and theta else None, False)
+        one = [near] * (every - 1) + [(None, None, False)] if every else [near]
+    layers = [one[number % len(one)] for number in range(values["layers"])]
+    return [
+        (None if size is not None and size >= context else size, None if rope == shared else rope, dense)
+        for size, rope, dense in layers
+    ]
 
 
 def _resolved(model: Decoder) -> Settings:
@@ -106,6 +114,7 @@ def _resolved(model: Decoder) -> Settings:
         "bias": model.bias or (model.qkv_bias and model.out_bias and model.mlp_bias),
         **{name: model.bias or getattr(model, name) for name in ("qkv_bias", "out_bias", "mlp_bias")},
         "query_pre_attn_scalar": None if scalar == model.head_size else scalar,
+        **({"experts.bias": model.experts.biased} if model.experts else {}),
         "attention_multiplier": None if multiplier == model.head_size**-0.5 else multiplier,
     } | ({"context": model.context} if isinstance(model.position, Learned) else {})
 

@@ -193,7 +193,7 @@ def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     stages, structure = recipe.mesh.given[PIPELINE], model.structure
     layers, period = structure.layers, structure.period
     if stages > 1 and layers % stages == 0 and layers // stages % period:
-        per_stage = f"{layers // stages} layers per stage, not a multiple of {period}: its kinds of layers alternate"
+        per_stage = f"{layers // stages} layers per stage, not a multiple of {period}, after which their kinds repeat"
         yield "mesh.pipeline", f"pipeline = {stages} gives {per_stage}", ""
     for axis, message in layout.problems():
         yield f"mesh.{axis}", message, ""

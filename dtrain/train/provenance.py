@@ -16,6 +16,7 @@ from dtrain.core.files import code_digest
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import plain_example
 from dtrain.data.source import Source
+from dtrain.models.settings import later
 from dtrain.optim.update import learning_rate
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.recipe.load import COMPUTING, IRRELEVANT, LOADING, flattened, lasting_text, plain, text
@@ -106,6 +107,7 @@ def _changes(saved: JsonObject, now: JsonObject) -> Iterator[tuple[str, str]]:
         yield "unknown", f"not recorded in the checkpoint: {', '.join(unknown)}"
     both = {key: (saved.get(key, value), value) for key, value in now.items()}
     was, here = (flattened(settings, WITHOUT_EFFECT) for settings in both["settings"])  # earlier versions kept lists
+    was = _with_later(was)
     yield from _differing(was, here)
     if "constant" not in {settings.get("optimizer.schedule.kind") for settings in (was, here)}:
         yield from _differing({"steps": both["steps"][0]}, {"steps": both["steps"][1]})
@@ -117,6 +119,14 @@ def _changes(saved: JsonObject, now: JsonObject) -> Iterator[tuple[str, str]]:
     was, here = ({name: known.get(name) for name in VERSIONS} for known in both["versions"])
     yield from _differing(was, here)
     yield from _differing({"processes": both["processes"][0]}, {"processes": both["processes"][1]})
+
+
+def _with_later(was: dict[str, object]) -> dict[str, object]:
+    """What an earlier version recorded, with the settings of decoders that it did not have."""
+    prefix = "model."
+    own = {name.removeprefix(prefix): value for name, value in was.items() if name.startswith(prefix)}
+    added = later(own) if own.get("kind") == "decoder" else {}
+    return {f"{prefix}{name}": value for name, value in added.items() if value not in (None, [])} | was
 
 
 def _differing(was: Mapping[str, object], now: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,8 @@ from dtrain.weights.read import leaves_by_path, own_names, published_names, with
 SUFFIX = ".safetensors"
 FORMATS = {".gguf", ".h5", ".msgpack", ".onnx"}
 """Suffixes of other formats: a target with one of them is a mistake, not a folder."""
+VERIFICATION = "verification.json"
+"""The result of comparing an export with transformers."""
 SHARD = 5 * 10**9
 """Bytes from which on a folder's tensors are written to another file."""
 Names = Literal["own", "published", "timm"]
@@ -100,7 +102,7 @@ def _files_of_an_export(folder: Path) -> set[Path]:
     elsewhere: beside other parameters they would be wrong."""
     from safetensors import SafetensorError, safe_open
 
-    patterns = (CONFIG, PREPROCESSOR, f"model*{SUFFIX}", f"model{SUFFIX}.index.json")
+    patterns = (CONFIG, VERIFICATION, PREPROCESSOR, f"model*{SUFFIX}", f"model{SUFFIX}.index.json")
     found = {file for pattern in patterns for file in folder.glob(pattern)} if folder.is_dir() else set[Path]()
     for file in sorted(file for file in found if file.suffix == SUFFIX):
         try:

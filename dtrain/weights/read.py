@@ -101,7 +101,7 @@ def find_tensors(
 def _further(tensors: Tensors) -> set[str]:
     """The tensors of layers that predict further tokens (DeepSeek-AI 2024, section 2.2), known by their projection."""
     layers = {name.removesuffix(FURTHER) for name in tensors if name.endswith(FURTHER)}
-    return {name for name in tensors if any(name.startswith(f"{layer}.") for layer in layers)}
+    return {name for name in tensors if name.startswith("mtp.") or any(name.startswith(f"{one}.") for one in layers)}
 
 
 def read(

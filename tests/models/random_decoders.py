@@ -42,6 +42,8 @@ VARIABLES = ("DTRAIN_TEST_HF_PYTHON", "DTRAIN_TEST_HF4_PYTHON")
 ROWS, LENGTH = 2, 40
 TOLERANCE = 1e-4
 """The largest difference between logits, relative to the largest logit, at which they count as equal."""
+NEWER = {"ministral3", "cwm", "solar_open", "exaone_moe", "minimax_m2"}
+"""Families that version 4.57 of transformers does not have."""
 QUICK = {"xla_backend_optimization_level": 0} | (
     {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
 )
@@ -338,7 +340,8 @@ class Exported:
         with np.load(out) as found:
             missing = {name: "the folder has no config.json" for name in self.wanted if name not in found}
             unlike = {name: _unlike(found[name], wanted) for name, wanted in self.wanted.items() if name in found}
-        return missing | self.failed | {name: why for name, why in unlike.items() if why}
+        newer = {name for name, why in unlike.items() if self.kinds[name] in NEWER and "does not recognize" in why}
+        return missing | self.failed | {name: why for name, why in unlike.items() if why and name not in newer}
 
 
 def _unlike(found: np.ndarray, wanted: np.ndarray) -> str:

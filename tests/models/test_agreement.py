@@ -2,21 +2,24 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dtrain.core.errors import DataError, FieldError
+from dtrain.core.types import JsonObject
 from dtrain.models.agreement import RECORD, agree, record
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import QueryGrowth
-from dtrain.models.families.config import config_of
+from dtrain.models.families.config import config_of, published_model
+from dtrain.models.families.fields import Published
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
 from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
-from dtrain.models.settings import COMPUTING, LATER, TRAINING, settings
+from dtrain.models.settings import COMPUTING, LATER, TRAINING, differing, settings
 from tests.conftest import SHARED
 from tests.models.test_decoder import PUBLISHED
 
@@ -245,3 +248,81 @@ def test_a_file_of_an_earlier_version_has_what_that_version_computed(tmp_path: P
         with pytest.raises(DataError, match="comes from a different model"):
             agree(dataclasses.replace(model, **other), {RECORD: json.dumps(earlier)}, tmp_path, notes.append,
                   published=False)  # fmt: skip
+
+
+SIZES_OF_ALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4, "head_dim": 8,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+
+
+def read_of(kind: str, **fields: Any) -> Published:
+    return published_model({"model_type": kind} | SIZES_OF_ALL | fields, 64, Path("config.json"))
+
+
+def exported_as(**fields: Any) -> str | None:
+    config = config_of(Decoder(**{"vocab": 64, "context": 64, "layers": 4, "width": 32, "heads": 4} | fields))
+    return config and str(config["model_type"])
+
+
+def test_layers_without_experts_are_compared_in_their_order() -> None:
+    sigmoid = Experts(count=4, active=2, hidden=16, shared=1, score="sigmoid", bias=True)
+    first, mixed = (LayerKind(dense=True), LayerKind(count=3)), (LayerKind(dense=True), LayerKind())
+    assert exported_as(hidden=40, experts=sigmoid, pattern=first) == "glm4_moe"
+    assert exported_as(hidden=40, experts=sigmoid, pattern=mixed) is None
+    one, other = (
+        settings(dataclasses.replace(TINY, experts=sigmoid, hidden=40, pattern=pattern))
+        for pattern in (first, (*first[1:], first[0]))
+    )
+    assert differing(one, other, 64) == ["pattern"]
+
+
+def test_windows_are_those_that_transformers_computes() -> None:
+    star = {"norm": "layer", "norm_bias": True, "bias": True, "feed_forward": "gelu_tanh", "window": 8}
+    assert (exported_as(**star), exported_as(**star, global_every=2)) == ("starcoder2", None)
+    unserved = read_of("qwen3_moe", use_sliding_window=True, sliding_window=8, max_window_layers=2).unserved
+    assert unserved == ("use_sliding_window: True, sliding_window: 8",)
+    for kind in ("cohere2", "exaone4"):  # the window decides which layers rotate, also where no row reaches it
+        assert config_of(read_of(kind, sliding_window=4096).model)["model_type"] == kind  # pyright: ignore[reportOptionalSubscript]
+
+
+def test_what_published_files_of_a_family_say_is_read() -> None:
+    mini = {"use_qk_norm": True, "scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": 4}
+    found = read_of("minimax_m2", **mini)
+    assert (found.model.position.partial, found.unserved, found.unchecked) == (0.5, (), ())
+    assert read_of("minimax_m2", **mini | {"scoring_func": "softmax"}).unserved == ("scoring_func: softmax",)
+    hunyuan = read_of("hunyuan_v1_dense", use_qk_norm=True, rope_scaling={"type": "dynamic", "alpha": 1000.0})
+    assert hunyuan.model.position.theta == pytest.approx(1e4 * 1000 ** (8 / 6))
+    assert not hunyuan.unserved
+    assert read_of("hunyuan_v1_moe", num_experts=4, moe_topk=[2] * 4).model.experts.active == 2
+    kinds = read_of("exaone_moe", mlp_layer_types=["dense", "sparse", "dense", "sparse"], num_nextn_predict_layers=1)
+    assert [kind.dense for kind in kinds.model.kinds] == [True, False, True, False]
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    both = read_of("qwen3", rope_parameters={"rope_type": "default", "rope_theta": 1e6}, rope_scaling=yarn)
+    assert both.unserved[0].startswith("rope_scaling: ")
+    pictures = {"model_type": "gemma3", "text_config": {"hidden_size": 32, "intermediate_size": 40, "head_dim": 8}}
+    assert published_model(pictures, 64, Path("config.json")).model.vocab == 262_208
+    longer = read_of("smollm3", no_rope_layers=[1, 0, 1, 0, 1, 1])
+    assert [kind.position is None for kind in longer.model.kinds] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("mistral", {"num_hidden_layers": 0}, "num_hidden_layers: 0; it must be a number of layers"),
+        ("llama", {"rope_scaling": "linear"}, "does not describe a decoder"),
+        ("unheard", {"architectures": 5}, "does not support model_type unheard (no architecture named)"),
+        ("deepseek_v3", {}, "it needs latent attention"),
+        ("gpt_oss", {}, "it needs attention sinks"),
+        ("qwen3_next", {}, "it needs gated DeltaNet"),
+    ],
+)
+def test_a_config_json_of_something_else_is_refused(kind: str, fields: JsonObject, message: str) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_of(kind, **fields)
+
+
+DEFAULTS = {"cohere2": 10_000.0, "cohere": 500_000.0, "olmo3": 500_000.0, "smollm3": 2e6, "minimax_m2": 5e6, "cwm": 1e6}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_the_theta_that_a_file_leaves_out_is_that_of_transformers(kind: str) -> None:
+    assert read_of(kind).model.position.theta == DEFAULTS[kind]

@@ -109,7 +109,7 @@ def test_a_stage_holds_whole_rounds(tmp_path: Any) -> None:
         "optimizer: {kind: adamw, lr: 1e-3}\nbatch: 12\nsteps: 4\n"
     )
     assert load(path, ["mesh={data: 1, pipeline: 3}"]).model.kinds == (LayerKind(window=8), LayerKind()) * 3
-    with pytest.raises(RecipeError, match="3 layers per stage, not a multiple of 2: its kinds of layers alternate"):
+    with pytest.raises(RecipeError, match="3 layers per stage, not a multiple of 2, after which their kinds repeat"):
         load(path, ["mesh={data: 1, pipeline: 2}"])
     assert load(path, ["model.layers=5"]).model.structure.layers == 5
     with pytest.raises(RecipeError, match="did you mean 'window'"):

@@ -88,6 +88,8 @@ def test_a_run_learns_the_preference_on_every_engine_and_is_evaluated(dtrain: Dt
     assert "reward_accuracy" in dtrain("evaluate", "orpo-jit", "--devices", "4").stdout
     refused = dtrain("run", "orpo.yaml", "objective={kind: simpo, margn: 1}", "name=other", code=2).stderr
     assert "did you mean 'margin'?" in refused
+    weighted = dtrain("run", "orpo.yaml", "model.z_loss=0.1", "name=other", code=2).stderr
+    assert "model.z_loss: orpo leaves it out" in weighted
     experts = "model.experts={count: 4, active: 2, hidden: 8}"
     assert "leaves out the losses that balance" in dtrain("run", "orpo.yaml", experts, "name=other", code=2).stderr
     chat = "data={kind: chat, files: [pairs.jsonl], length: 48, template: plain}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dtrain.models.settings import LATER
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Guard, Recipe
 from dtrain.train.provenance import WATCHING, recorded_settings, resume_guarantee
@@ -41,6 +42,23 @@ def test_what_bears_on_no_number_keeps_the_bits(recipe: Any) -> None:
         assert resume_guarantee(saved, now(recipe(other)), recipe(other), 10) == [
             "same recipe, code, software, devices and mesh: the same bits"
         ]
+
+
+@pytest.mark.parametrize("rope", [True, False])
+def test_settings_that_an_earlier_version_did_not_have_are_no_changes(tmp_path: Path, rope: bool) -> None:
+    model = "{kind: decoder, vocab: 256, layers: 2, width: 16, heads: 2, experts: {count: 4, active: 2, hidden: 8}"
+    model += "}" if rope else ", position: {kind: learned}}"
+    text = RECIPE.replace("{kind: mlp, sizes: [64, 16, 10]}", model)
+    text = text.replace("data: digits", 'data: {kind: text, files: ["{dtrain}/data/alice.txt"], length: 32}')
+    (tmp_path / "decoder.yaml").write_text(text)
+    here = load(tmp_path / "decoder.yaml")
+    was = now(here)
+    later = [f"model.{name}" for name in LATER]
+    was["settings"] = {name: value for name, value in was["settings"].items() if name not in later}
+    assert len(was["settings"]) < len(now(here)["settings"]) - 10
+    assert "the same bits" in resume_guarantee(was, now(here), here, 10)[0]
+    other = load(tmp_path / "decoder.yaml", ["model.parallel=true"])
+    assert resume_guarantee(was, now(other), other, 10)[1:] == ["  model.parallel: was False, now True"]
 
 
 @pytest.mark.parametrize("weight", [1.0, 2.0])

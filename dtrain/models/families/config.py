@@ -17,6 +17,11 @@ from dtrain.models.settings import differing, settings
 FAMILIES: dict[str, Family] = DENSE | SPARSE
 """By `model_type`."""
 
+GEMMA3: JsonObject = {
+    "model_type": "gemma3_text", "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216,
+    "num_hidden_layers": 26, "num_attention_heads": 8,
+}  # fmt: skip
+"""What the `text_config` of Gemma 3 with images may leave out."""
 _LATENT = "latent attention"
 _DELTA = "gated DeltaNet layers"
 _STATE = "state-space layers"
@@ -49,10 +54,11 @@ def published_model(config: JsonObject, context: int, path: Path) -> Published:
     Raises DataError if its architecture is not supported, or a field is missing or has an impossible value.
     """
     if config["model_type"] == "gemma3" and isinstance(config.get("text_config"), dict):  # with an image encoder
-        config = {"model_type": "gemma3_text"} | config["text_config"]
+        config = GEMMA3 | config["text_config"]
     kind = str(config["model_type"])
     if kind not in FAMILIES:
-        named = ", ".join(config.get("architectures") or []) or "no architecture named"
+        classes = config.get("architectures")
+        named = ", ".join(map(str, classes)) if isinstance(classes, list) and classes else "no architecture named"
         supported = ", ".join(sorted(FAMILIES)) + "; of images vit, resnet, and timm's vit, deit and resnet"
         needs = f": it needs {NEEDS[kind]}" if kind in NEEDS else ""
         raise DataError(
@@ -63,7 +69,7 @@ def published_model(config: JsonObject, context: int, path: Path) -> Published:
     try:
         own: dict[str, Any] = {"context": context} | merged(family.parts, fields)
         model = Decoder(**own)
-    except (FieldError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
+    except (FieldError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise DataError(f"{path} does not describe a decoder: {type(error).__name__} {error}") from error
     fields.refuse_unread()
     sources = dict.fromkeys(settings(model), f"model_type: {kind}") | fields.sources

@@ -31,13 +31,17 @@ from dtrain.models.families.parts import (
     fixed,
     gemma_activation,
     growing_rope,
+    hunyuan_rope,
+    known,
     linear_rope_alone,
     rope,
     same,
+    scaled_by_default,
     sizes,
+    stated,
 )
 from dtrain.models.layer_pattern import LayerKind
-from dtrain.models.rope import Learned, LinearScaling, NoPosition
+from dtrain.models.rope import Learned, LinearScaling, Llama3, NoPosition
 
 if TYPE_CHECKING:
     from dtrain.models.decoder import Decoder
@@ -78,10 +82,8 @@ def _scalar() -> Part:
         scalar = model.query_pre_attn_scalar or model.head_size
         return {"query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar}
 
+    plain = same("query_pre_attn_scalar", "query_pre_attn_scalar", 256)
     return Part(plain.defaults, plain.read, write)
-
-
-plain = same("query_pre_attn_scalar", "query_pre_attn_scalar", 256)
 
 
 def _attention_multiplier() -> Part:
@@ -108,11 +110,14 @@ def _no_attention_cap() -> Part:
 
 
 def _smollm3_layers() -> Part:
-    """Each fourth layer, or those that `no_rope_layers` says, do not rotate."""
+    """Each fourth layer, or those of `no_rope_layers`, do not rotate."""
 
     def read(fields: Fields) -> JsonObject:
         layers, every_n = fields("num_hidden_layers"), fields("no_rope_layer_interval")
-        rotates = fields.maybe("no_rope_layers") or [number % every_n != 0 for number in range(1, layers + 1)]
+        fields.known.add("sliding_window")
+        rotates = (fields.maybe("no_rope_layers") or [])[:layers] or [
+            number % every_n != 0 for number in range(1, layers + 1)
+        ]
         window = fields("sliding_window", "window") if fields("use_sliding_window") else None
         types = fields.maybe("layer_types") or [LOCAL if window and not turns else FULL for turns in rotates]
         if len(types) != layers or len(rotates) != layers or set(types) - {LOCAL, FULL}:
@@ -146,25 +151,29 @@ NONE = biases()
 POST = fixed(post_norm=True)
 POST_ALONE = fixed(post_norm=True, pre_norm=False)
 JOINT = fixed(qk_norm=True, qk_norm_joint=True)
-GEMMA = (
-    *sizes(head_dim=256, kv_heads=4, tied=True)[:-1], gemma_activation(), ATTENTION_BIASES,
-    fixed(norm_offset=True, embed_scale=True), dense(),
-)  # fmt: skip
+GEMMA = (gemma_activation(), ATTENTION_BIASES, fixed(norm_offset=True, embed_scale=True), dense())
+GEMMA2 = (*sizes(head_dim=256, kv_heads=4, tied=True, act=None), *GEMMA)
 GRANITE = (
     same("embed_multiplier", "embedding_multiplier", 1.0), same("residual_multiplier", "residual_multiplier", 1.0),
     _attention_multiplier(), divided("logit_multiplier", "logits_scaling", 1.0),
 )  # fmt: skip
 COHERE = (
-    *sizes(epsilon=("layer_norm_eps", 1e-5), tied=True), rope(500_000.0, interleaved=True), ATTENTION_BIASES,
+    *sizes(epsilon=("layer_norm_eps", 1e-5), tied=True), ATTENTION_BIASES,
     fixed(norm="layer", parallel=True), same("logit_multiplier", "logit_scale", 0.0625), dense(),
 )  # fmt: skip
 CAPS = (
     same("attention_softcap", "attn_logit_softcapping", 50.0), same("logit_softcap", "final_logit_softcapping", 30.0),
 )  # fmt: skip
+ONE_WINDOW = windows(everywhere, None, own_types=False)
 QWEN_WINDOWS = windows(after_first, 4096, switch=True, first=28)
 STARCODER_GELUS = {"gelu_pytorch_tanh": "gelu_tanh"} | UNGATED
 """The name that is written comes first."""
 LAYER_NORM = fixed(norm="layer", norm_bias=True)
+
+
+def whole_heads(model: "Decoder") -> bool:
+    """Whether heads are as wide as the class of transformers makes them, which takes no `head_dim`."""
+    return model.heads * model.head_size == model.width
 
 
 def rotates_locally(kind: str, window: int | None) -> bool:
@@ -187,17 +196,17 @@ DENSE: dict[str, Family] = {
          QWEN_WINDOWS, dense()),
     ),
     "gemma": Family(
-        "GemmaForCausalLM", (*sizes(head_dim=256, kv_heads=16, tied=True)[:-1], *GEMMA[3:], rope())
+        "GemmaForCausalLM", (*sizes(head_dim=256, kv_heads=16, tied=True, act=None), *GEMMA, rope())
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
-        (*GEMMA, rope(), POST, windows(every(2), 4096), _scalar(),
+        (*GEMMA2, rope(), POST, windows(every(2), 4096), _scalar(),
          *CAPS),
         "gemma2", opens=_whole_scalar,
     ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
-        (*GEMMA, POST, fixed(qk_norm=True), own_rotation(every(6, "sliding_window_pattern"), 4096, 1e6, 1e4),
+        (*GEMMA2, POST, fixed(qk_norm=True), own_rotation(every(6, "sliding_window_pattern"), 4096, 1e6, 1e4),
          _scalar(), _no_attention_cap(), same("logit_softcap", "final_logit_softcapping", None)),
         "gemma2", opens=_whole_scalar,
     ),
@@ -210,7 +219,8 @@ DENSE: dict[str, Family] = {
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
-        (*sizes(epsilon=("rms_norm_eps", 1e-5)), rope(), NONE, windows(everywhere, None), dense()),
+        (*sizes(epsilon=("rms_norm_eps", 1e-5)), rope(), NONE, ONE_WINDOW,
+         known("original_max_position_embeddings"), dense()),
         "phi3", written=False,
     ),
     "gpt2": Family(
@@ -228,7 +238,7 @@ DENSE: dict[str, Family] = {
     ),
     "olmo": Family(
         "OlmoForCausalLM",
-        (*sizes()[:1], *sizes()[2:], rope(), ATTENTION_BIASES, fixed(norm="layer", norm_scale=False, epsilon=1e-5),
+        (*sizes(epsilon=None), rope(), ATTENTION_BIASES, fixed(norm="layer", norm_scale=False, epsilon=1e-5),
          same("qkv_clip", "clip_qkv", None), dense()),
     ),
     "smollm3": Family(
@@ -241,7 +251,7 @@ DENSE: dict[str, Family] = {
     "ministral3": Family(
         "Ministral3ForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8, head_dim=128), growing_rope(), NONE,
-         windows(everywhere, None), dense()),
+         ONE_WINDOW, dense()),
     ),
     "glm": Family(
         "GlmForCausalLM",
@@ -255,11 +265,13 @@ DENSE: dict[str, Family] = {
          biases(qkv_bias=("attention_bias", True)), POST, dense()),
         "glm4",
     ),
-    "cohere": Family("CohereForCausalLM", COHERE),
+    "cohere": Family("CohereForCausalLM", (*COHERE, rope(500_000.0, interleaved=True))),
     "cohere2": Family(
         "Cohere2ForCausalLM",
-        (*COHERE, windows(every(4, "sliding_window_pattern"), 4096, always=True,
-                          rotates=lambda kind, window: kind == LOCAL and window is not None)),
+        (*COHERE, rope(interleaved=True),
+         windows(every(4, "sliding_window_pattern"), 4096, always=True,
+                 rotates=lambda kind, window: kind == LOCAL and window is not None)),
+        opens=whole_heads,
     ),
     "exaone4": Family(
         "Exaone4ForCausalLM",
@@ -276,7 +288,7 @@ DENSE: dict[str, Family] = {
     "starcoder2": Family(
         "Starcoder2ForCausalLM",
         (*sizes(epsilon=("norm_epsilon", 1e-5), kv_heads=2, tied=True, act="gelu_pytorch_tanh", acts=STARCODER_GELUS),
-         rope(), LAYER_NORM, windows(everywhere, None), dense(),
+         rope(), LAYER_NORM, ONE_WINDOW, dense(),
          biases(qkv_bias=("use_bias", True), out_bias=("use_bias", True), mlp_bias=("use_bias", True))),
         "starcoder2",
     ),
@@ -296,28 +308,31 @@ DENSE: dict[str, Family] = {
     ),
     "hunyuan_v1_dense": Family(
         "HunYuanDenseV1ForCausalLM",
-        (*sizes(epsilon=("rms_norm_eps", 1e-5)), rope(), ATTENTION_BIASES, fixed(qk_norm=True, qk_norm_rotated=True),
-         dense()),
+        (*sizes(epsilon=("rms_norm_eps", 1e-5)), hunyuan_rope(), ATTENTION_BIASES,
+         fixed(qk_norm=True, qk_norm_rotated=True), stated(use_qk_norm=True), dense()),
         "hunyuan_v1_dense",
     ),
     "stablelm": Family(
         "StableLmForCausalLM",
         (*sizes(epsilon=("layer_norm_eps", 1e-5), kv_heads=32), rope(partial=0.25), LAYER_NORM,
          biases(qkv_bias=("use_qkv_bias", False)), same("parallel", "use_parallel_residual", False), dense()),
+        opens=whole_heads,
     ),
     "helium": Family(
         "HeliumForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-8), kv_heads=20, head_dim=128), rope(100_000.0, interleaved=True),
          biases(qkv_bias=ATTENTION, mlp_bias=("mlp_bias", False)), dense()),
+        opens=whole_heads,
     ),
     "cwm": Family(
         "CwmForCausalLM",
-        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8, head_dim=128), rope(1e6), NONE,
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8, head_dim=128), NONE, known("mlp_bias"),
+         scaled_by_default(Llama3(factor=16.0, low=1.0, high=4.0, original=8192), 1e6),
          windows(first_of(4), 8192, always=True), dense()),
     ),
     "vaultgemma": Family(
         "VaultGemmaForCausalLM",
-        (*GEMMA, rope(), windows(every(2), 4096), _scalar(),
+        (*GEMMA2, rope(), windows(every(2), 4096), _scalar(),
          *CAPS),
         "gemma2", opens=_whole_scalar,
     ),

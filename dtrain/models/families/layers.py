@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LOCAL, FULL = "sliding_attention", "full_attention"
 Rule = Callable[[Fields, int], Sequence[str]]
-"""(fields, number of layers) → the type of each layer, where no field `layer_types` says it."""
+"""(fields, number of layers) → the type of each layer, where there is no field `layer_types`."""
 
 
 def everywhere(_: Fields, layers: int) -> list[str]:
@@ -26,7 +26,7 @@ def everywhere(_: Fields, layers: int) -> list[str]:
 
 
 def every(number: int, field: str = "") -> Rule:
-    """Each layer but every n-th has the window; the `field` says n, if it is there."""
+    """Each layer but every n-th has the window; n is that of the `field`, if there is one."""
 
     def rule(fields: Fields, layers: int) -> list[str]:
         period = (fields.maybe(field) if field else None) or number
@@ -71,7 +71,7 @@ def windows(
         fields.known |= {"sliding_window_pattern", "_sliding_window_pattern"}
         window = None if switch and not fields("use_sliding_window") else window
         given = fields.values.get("layer_types")
-        types = given or rule(fields, layers)
+        types = (given if own_types else None) or rule(fields, layers)
         if given and not own_types and FULL in given and window:
             fields.refuse(f"layer_types: {', '.join(sorted(set(given)))}, sliding_window: {window}")
         if given and (len(given) != layers or set(given) - {LOCAL, FULL}):
@@ -94,7 +94,7 @@ def windows(
         config |= {"use_sliding_window": window is not None} if switch else {}
         config |= {"max_window_layers": 0} if first is not None else {}
         usual = Fields({}, {"max_window_layers": 0}, Path("config.json"))
-        if always or (window and types != list(rule(usual, model.layers))):
+        if always or (own_types and window and types != list(rule(usual, model.layers))):
             config["layer_types"] = types
         return config
 
@@ -104,9 +104,10 @@ def windows(
 
 
 def settings(kinds: Sequence[LayerKind], context: int) -> JsonObject:
-    """`window` and `global_every` where they can say it, else `pattern`. A window that no row of `context` tokens
-    reaches is left out."""
-    kinds = [replace(kind, window=None) if kind.window and kind.window >= context else kind for kind in kinds]
+    """`window` and `global_every` where these are enough, else `pattern`. A window that no row of `context` tokens
+    reaches is left out, but where layers without one do not rotate."""
+    if all(kind.position is None for kind in kinds):
+        kinds = [replace(kind, window=None) if kind.window and kind.window >= context else kind for kind in kinds]
     if len(set(kinds)) == 1 and kinds[0].position is None:
         return {"window": kinds[0].window}
     local = kinds[0]
@@ -123,6 +124,18 @@ def window_of(model: "Decoder") -> int | None:
 
 def _alternating(local: LayerKind, period: int, layers: int) -> list[LayerKind]:
     return [LayerKind() if number % period == 0 else local for number in range(1, layers + 1)]
+
+
+def of_some_versions(plain: Part) -> Part:
+    """Windows that are refused: versions of transformers differ in which layers have them (Qwen 3 MoE)."""
+
+    def read(fields: Fields) -> JsonObject:
+        found = plain.read(fields)
+        if found != {"window": None}:
+            fields.refuse(f"use_sliding_window: True, sliding_window: {fields('sliding_window')}")
+        return {"window": None}
+
+    return Part(plain.defaults, read, plain.write)
 
 
 def own_rotation(rule: Rule, size: int, theta: float, local_theta: float) -> Part:

@@ -1,4 +1,4 @@
-"""A part of what a config.json says, read and written by one description."""
+"""A part of config.json, read and written by one description."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

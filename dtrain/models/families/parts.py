@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
+from dtrain.core.errors import DataError
 from dtrain.core.types import JsonObject
 from dtrain.models.decoder_layer import QueryGrowth
 from dtrain.models.families import rotary
@@ -12,7 +13,7 @@ from dtrain.models.families.fields import Fields
 from dtrain.models.families.part import REQUIRED, Part
 from dtrain.models.layer_pattern import LayerKind, compressed, expanded
 from dtrain.models.moe import Experts
-from dtrain.models.rope import Rope, Yarn
+from dtrain.models.rope import Llama3, Rope, Yarn
 
 if TYPE_CHECKING:
     from dtrain.models.decoder import Decoder
@@ -35,6 +36,28 @@ def fixed(**settings: object) -> Part:
     return Part({}, lambda _: dict(settings))
 
 
+def known(*names: str) -> Part:
+    """Fields of the family that decide nothing more."""
+
+    def read(fields: Fields) -> JsonObject:
+        fields.known |= set(names)
+        return {}
+
+    return Part({}, read)
+
+
+def stated(**values: object) -> Part:
+    """Fields that must have these values where they are given: the family has no others."""
+
+    def read(fields: Fields) -> JsonObject:
+        for name, value in values.items():
+            if (given := fields.maybe(name)) is not None and given != value:
+                fields.refuse(f"{name}: {given}")
+        return {}
+
+    return Part({}, read)
+
+
 def divided(ours: str, theirs: str, default: object) -> Part:
     """A setting that is one over a field."""
     return Part(
@@ -46,21 +69,24 @@ def divided(ours: str, theirs: str, default: object) -> Part:
 
 def sizes(
     *,
-    epsilon: tuple[str, object] = ("rms_norm_eps", 1e-6),
+    epsilon: tuple[str, object] | None = ("rms_norm_eps", 1e-6),
     kv_heads: int | None = None,
     head_dim: int | None = None,
     tied: bool = False,
-    act: str = "silu",
+    act: str | None = "silu",
     acts: Mapping[str, str] = GATED,
 ) -> tuple[Part, ...]:
-    """What all but GPT-2 have under the same names; the arguments are the defaults of a family."""
+    """What all but GPT-2 have under the same names; the arguments are the defaults of a family. Without `epsilon`, or
+    without `act`, the family has other parts for them."""
 
     def read(fields: Fields) -> JsonObject:
         width, heads = fields("hidden_size", "width"), fields("num_attention_heads", "heads")
+        if not isinstance(layers := fields("num_hidden_layers", "layers"), int) or layers < 1:
+            raise DataError(f"{fields.path}: num_hidden_layers: {layers}; it must be a number of layers")
         fields.known.add("max_position_embeddings")
         return {
             "vocab": fields("vocab_size", "vocab"),
-            "layers": fields("num_hidden_layers", "layers"),
+            "layers": layers,
             "width": width,
             "heads": heads,
             "kv_heads": fields("num_key_value_heads", "kv_heads") or heads,
@@ -80,12 +106,11 @@ def sizes(
             "pad_token_id": None,  # the default of some classes is beyond a small vocabulary
         }
 
-    return (
-        Part({"num_key_value_heads": kv_heads, "head_dim": head_dim}, read, write),
-        same("epsilon", *epsilon),
-        same("tied", "tie_word_embeddings", tied),
-        activation("hidden_act", acts, act),
-    )
+    parts = [Part({"num_key_value_heads": kv_heads, "head_dim": head_dim}, read, write)]
+    parts += [same("epsilon", *epsilon)] if epsilon else []
+    parts += [same("tied", "tie_word_embeddings", tied)]
+    parts += [activation("hidden_act", acts, act)] if act else []
+    return tuple(parts)
 
 
 def dense() -> Part:
@@ -116,14 +141,20 @@ def gemma_activation() -> Part:
             return {"feed_forward": "geglu"}
         return activation(act, GATED, "silu").read(fields)
 
-    return Part({"hidden_activation": None}, read, activation("hidden_activation", GATED, "silu").write)
+    def write(model: "Decoder") -> JsonObject:
+        return {
+            **activation("hidden_activation", GATED, "").write(model),
+            **activation("hidden_act", GATED, "").write(model),
+        }
+
+    return Part({"hidden_activation": None}, read, write)
 
 
 BIASES = ("qkv_bias", "out_bias", "mlp_bias")
 
 
 def biases(**names: tuple[str, bool] | bool) -> Part:
-    """For each of BIASES the field that says it and its default, or its value; those that are left out are false."""
+    """For each of BIASES its field and default, or its value; those that are left out are false."""
     given = {name: names.get(name, False) for name in BIASES}
 
     def read(fields: Fields) -> JsonObject:
@@ -154,6 +185,48 @@ def rope(theta: float = 10_000.0, *, partial: float | None = None, interleaved: 
         return rotary.written(model.position) | named
 
     return Part({"rope_theta": theta}, read, write)
+
+
+def minimax_rope() -> Part:
+    """As `rope`, with the number of rotated values as a field (MiniMax M2)."""
+    plain = rope(5e6, partial=1.0)
+
+    def read(fields: Fields) -> JsonObject:
+        found, rotated = plain.read(fields), fields.maybe("rotary_dim")
+        if rotated is None or fields.maybe(rotary.PARTIAL) is not None:
+            return found
+        fields.sources["position.partial"] = f"rotary_dim: {rotated}"
+        return {"position": replace(found["position"], partial=rotated / fields("head_dim"))}
+
+    return Part(plain.defaults, read, plain.write)
+
+
+def hunyuan_rope() -> Part:
+    """As `rope`; scaling of kind dynamic with an `alpha` is a larger theta (Hunyuan)."""
+    plain = rope()
+
+    def read(fields: Fields) -> JsonObject:
+        given = fields.maybe("rope_parameters") or fields.maybe("rope_scaling") or {}
+        kind, alpha = given.get("rope_type", given.get("type")), given.get("alpha")
+        if kind != "dynamic" or not alpha:
+            return plain.read(fields)
+        dim = fields("head_dim") or fields("hidden_size") // fields("num_attention_heads")
+        theta = given.get("rope_theta", fields("rope_theta")) * alpha ** (dim / (dim - 2))
+        fields.sources["position.theta"] = f"rope_scaling: {given}"
+        return {"position": Rope(theta=theta)}
+
+    return Part(plain.defaults, read, plain.write)
+
+
+def scaled_by_default(scaling: Llama3, theta: float) -> Part:
+    """As `rope`, with that scaling where no field gives another (CWM)."""
+    plain = rope(theta)
+
+    def read(fields: Fields) -> JsonObject:
+        given = fields.maybe("rope_parameters") or fields.maybe("rope_scaling")
+        return plain.read(fields) if given else {"position": Rope(theta=fields("rope_theta"), scaling=scaling)}
+
+    return Part(plain.defaults, read, plain.write)
 
 
 def linear_rope_alone() -> Part:
@@ -201,6 +274,8 @@ def experts(names: Mapping[str, str], defaults: Mapping[str, object], **fixed: A
 
     def read(fields: Fields) -> JsonObject:
         renamed = {"num_experts": "num_local_experts"} if "num_local_experts" in fields.values else {}
+        if isinstance(several := fields.values.get(names["active"]), list) and len(set(several)) == 1:
+            fields.values = fields.values | {names["active"]: several[0]}  # the same for each layer
         there = {ours: renamed.get(theirs, theirs) for ours, theirs in names.items()}
         found: JsonObject = {
             ours: value for ours, name in there.items() if (value := fields(name, f"experts.{ours}")) is not None
@@ -224,6 +299,7 @@ def dense_layers(read: Callable[[Fields, int], Sequence[bool]], write: Callable[
     """The layers without experts, and the width of their feed-forward layer."""
 
     def flags(fields: Fields) -> JsonObject:
+        fields.known.add("intermediate_size")
         found = list(read(fields, fields("num_hidden_layers")))
         return {FLAGS: found, "hidden": fields("intermediate_size", "hidden")} if any(found) else {}
 
@@ -239,7 +315,9 @@ def first_dense(default: int) -> Part:
     name = "first_k_dense_replace"
 
     def read(fields: Fields, layers: int) -> list[bool]:
-        first = fields.maybe(name)
+        first, types = fields.maybe(name), fields.maybe("mlp_layer_types")
+        if types:
+            return [kind == "dense" for kind in types]
         return [number < (default if first is None else first) for number in range(layers)]
 
     return dense_layers(read, lambda flags: {name: flags.index(False) if False in flags else len(flags)})
@@ -250,7 +328,6 @@ def qwen_dense() -> Part:
 
     def read(fields: Fields, layers: int) -> list[bool]:
         step, only = fields.maybe("decoder_sparse_step") or 1, fields.maybe("mlp_only_layers") or []
-        fields.known.add("intermediate_size")
         return [number in only or (number + 1) % step != 0 for number in range(layers)]
 
     def write(flags: Sequence[bool]) -> JsonObject:
@@ -271,7 +348,7 @@ def further_tokens() -> Part:
 
 
 def no_window(switch: str) -> Part:
-    """Windows that are refused where the field says that there are some."""
+    """Windows, which are refused where the field has some."""
 
     def read(fields: Fields) -> JsonObject:
         fields.known |= {switch, "sliding_window", "max_window_layers", "layer_types"}
@@ -300,7 +377,7 @@ def merged(parts: Sequence[Part], fields: Fields) -> JsonObject:
 
 
 def kinds_of(found: JsonObject) -> list[LayerKind]:
-    """The kind of each layer, from the settings that say it."""
+    """The kind of each layer, from the settings that have it."""
     near, every = LayerKind(window=found.get("window")), found.get("global_every")
     plain = [near] * (every - 1) + [LayerKind()] if every else [near]
     return list(islice(cycle(expanded(found.get("pattern", ())) or plain), found["layers"]))

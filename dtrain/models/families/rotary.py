@@ -27,7 +27,7 @@ GROWTH = "llama_4_scaling_beta"
 def read(fields: Fields, values: JsonObject, partial: float | None, interleaved: bool) -> Rope:
     """From `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files.
 
-    `partial`: the share of each head that is rotated where no field says it; None: the family rotates all.
+    `partial`: the share of each head that is rotated where no field has it; None: the family rotates all.
     """
     old = fields.maybe("rope_scaling") or {}
     top = fields("rope_theta", "position.theta")
@@ -42,9 +42,20 @@ def read(fields: Fields, values: JsonObject, partial: float | None, interleaved:
     rope = replace(_partial(fields, values, partial), theta=theta, interleaved=interleaved)
     plain = {"rope_theta", PARTIAL, GROWTH}
     scaled = {name: value for name, value in values.items() if name not in plain and value is not None}
+    if old and scaled and _plain(old) != _plain(scaled):
+        fields.refuse(f"rope_scaling: {old} but rope_parameters: {values}")
+    if old and values and not scaled and _plain(old):
+        fields.refuse(f"rope_scaling: {old} but rope_parameters: {values}")
     where, scaling = ("rope_parameters", scaled) if scaled else ("rope_scaling", dict(old))
     fields.sources["position.scaling"] = f"{where}: {scaling or None}"
     return replace(rope, scaling=_scaling(fields, scaling, where))
+
+
+def _plain(scaling: JsonObject) -> JsonObject:
+    """A scaling in one spelling; empty for none."""
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    rest = {name: value for name, value in scaling.items() if name not in ("type", "rope_type", "rope_theta", PARTIAL)}
+    return {} if kind == "default" else {"rope_type": kind} | rest
 
 
 def _partial(fields: Fields, values: JsonObject, default: float | None) -> Rope:
@@ -90,7 +101,7 @@ def _scaling(fields: Fields, values: JsonObject, where: str) -> LinearScaling | 
 
 
 def _attention_factor(values: JsonObject) -> float | None:
-    """The factor of queries and keys, where a field says it: as in transformers' `modeling_rope_utils`."""
+    """The factor of queries and keys, where a field has it: as in transformers' `modeling_rope_utils`."""
     if values.get("attention_factor") is not None:
         return values["attention_factor"]
     first, second = values.get("mscale"), values.get("mscale_all_dim")

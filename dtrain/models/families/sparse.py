@@ -1,7 +1,5 @@
 """The families with experts, by `model_type`; as in `dense`."""
 
-from typing import TYPE_CHECKING
-
 from dtrain.models.families.dense import (
     ATTENTION,
     ATTENTION_BIASES,
@@ -16,6 +14,7 @@ from dtrain.models.families.layers import (
     after_first,
     every,
     everywhere,
+    of_some_versions,
     windows,
 )
 from dtrain.models.families.parts import (
@@ -24,16 +23,16 @@ from dtrain.models.families.parts import (
     first_dense,
     fixed,
     further_tokens,
+    hunyuan_rope,
+    known,
+    minimax_rope,
     no_window,
     qwen_dense,
     rope,
     same,
     sizes,
+    stated,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 QWEN_EXPERTS = {
     "count": "num_experts", "active": "num_experts_per_tok", "hidden": "moe_intermediate_size",
@@ -64,7 +63,7 @@ SPARSE: dict[str, Family] = {
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
         (*sizes(kv_heads=4, head_dim=128), rope(), ATTENTION_BIASES, fixed(qk_norm=True), qwen_dense(),
-         QWEN_WINDOWS, experts(QWEN_EXPERTS, QWEN_SIZES)),
+         of_some_versions(QWEN_WINDOWS), experts(QWEN_EXPERTS, QWEN_SIZES)),
         "qwen3_moe",
     ),
     "olmoe": Family(
@@ -92,7 +91,8 @@ SPARSE: dict[str, Family] = {
     ),
     "dots1": Family(
         "Dots1ForCausalLM",
-        (*sizes(), rope(), ATTENTION_BIASES, fixed(qk_norm=True), windows(after_first, 4096, first=62), first_dense(0),
+        (*sizes(kv_heads=32), rope(), ATTENTION_BIASES, fixed(qk_norm=True), windows(after_first, 4096, first=62),
+         first_dense(0),
          experts(DEEPSEEK_EXPERTS, DEEPSEEK_SIZES | {"norm_topk_prob": False, "n_shared_experts": None}, **DEEPSEEK)),
         "deepseek",
     ),
@@ -106,12 +106,14 @@ SPARSE: dict[str, Family] = {
     "solar_open": Family(
         "SolarOpenForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8, head_dim=128), rope(1e6), biases(qkv_bias=ATTENTION),
+         known("intermediate_size"),
          experts(DEEPSEEK_EXPERTS, DEEPSEEK_SIZES | {"moe_intermediate_size": 1280}, **DEEPSEEK)),
         "deepseek",
     ),
     "exaone_moe": Family(
         "ExaoneMoeForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=32), rope(), NONE, fixed(qk_norm=True), first_dense(1),
+         further_tokens(),
          windows(every(4, "sliding_window_pattern"), 4096, rotates=rotates_locally, always=True),
          experts(DEEPSEEK_EXPERTS | {"count": "num_experts", "shared": "num_shared_experts"},
                  {"num_experts": 64, "num_shared_experts": 1, "moe_intermediate_size": 1024, "norm_topk_prob": True,
@@ -120,14 +122,16 @@ SPARSE: dict[str, Family] = {
     ),
     "minimax_m2": Family(
         "MiniMaxM2ForCausalLM",
-        (*sizes(kv_heads=8, head_dim=128), rope(5e6, partial=1.0), NONE, JOINT,
+        (*sizes(kv_heads=8, head_dim=128), minimax_rope(), NONE, JOINT,
+         stated(use_qk_norm=True, qk_norm_type="per_layer", scoring_func="sigmoid", use_routing_bias=True),
          experts({"count": "num_local_experts", "active": "num_experts_per_tok", "hidden": "intermediate_size"},
                  {"num_local_experts": 256, "num_experts_per_tok": 8, "intermediate_size": 1536}, **DEEPSEEK)),
         "minimax_m2",
     ),
     "hunyuan_v1_moe": Family(
         "HunYuanMoEV1ForCausalLM",
-        (*sizes(epsilon=("rms_norm_eps", 1e-5)), rope(), ATTENTION_BIASES, fixed(qk_norm=True, qk_norm_rotated=True),
+        (*sizes(epsilon=("rms_norm_eps", 1e-5)), hunyuan_rope(), ATTENTION_BIASES,
+         fixed(qk_norm=True, qk_norm_rotated=True), stated(use_qk_norm=True),
          experts({"count": "num_experts", "active": "moe_topk", "hidden": "intermediate_size"},
                  {"num_experts": 1, "moe_topk": 1}, shared=1)),
         "hunyuan_v1_moe",
