@@ -199,12 +199,12 @@ def _compared(
     prompts: list[list[int]],
     ours: list[np.ndarray],
     theirs: list[np.ndarray],
-    said: JsonObject,
+    answers: JsonObject,
 ) -> JsonObject:
     most = max(float(np.abs(one).max()) for one in ours)
     worst = max(float(np.nan_to_num(np.abs(a - b).max(), nan=np.inf)) for a, b in zip(ours, theirs, strict=True)) / most
-    other = [number for number, tokens in enumerate(said["tokens"]) if tokens != prompts[number]]
-    found = [_divergence(*one) for one in zip(rows, prompts, theirs, said["continued"], strict=True)]
+    other = [number for number, tokens in enumerate(answers["tokens"]) if tokens != prompts[number]]
+    found = [_divergence(*one) for one in zip(rows, prompts, theirs, answers["continued"], strict=True)]
     return {
         "tokens": sum(map(len, rows)),
         "new": sum(same for same, _ in found),
