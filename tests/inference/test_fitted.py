@@ -28,7 +28,7 @@ TABLE = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_table_is_scaled_as_the_run_was_whatever_its_file_became(dtrain: Dtrain, tmp_path: Path) -> None:
     table(tmp_path / "train.csv", 200)
     (tmp_path / "new.csv").write_text("u,kind\n4.5,a\n5.5,b\n,b\n")

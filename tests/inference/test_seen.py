@@ -144,7 +144,7 @@ def test_rows_of_a_mixture_are_named_with_their_source(dtrain: Dtrain, tmp_path:
     assert "has the rows 0 to" in dtrain("data", "seen", "mixed", "--row", "99999", code=2).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tokens_without_a_tokenizer_are_shown_as_numbers(dtrain: Dtrain, tmp_path: Path) -> None:
     np.random.default_rng(0).integers(0, 256, 20_000).astype(np.uint16).tofile(tmp_path / "t.bin")
     (tmp_path / "r.yaml").write_text(

@@ -17,10 +17,7 @@ SMALL = "model={layers: 2, width: 32, heads: 4, kv_heads: 2, hidden: 48, qkv_bia
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON, reason="DTRAIN_TEST_HF_PYTHON names no Python with transformers and peft")
-def test_an_export_is_compared_with_transformers(
-    dtrain: Dtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_export_is_compared_with_transformers(dtrain: Dtrain, tmp_path: Path) -> None:
     dtrain("run", "chat-tiny", SMALL, "name=small", "epochs=3", "evaluate.questions=[]", "evaluate.every=0")
     done = dtrain("export", "small", "out", "--verify", "--python", PYTHON).stderr
     assert "verified with transformers 5" in done
@@ -29,6 +26,14 @@ def test_an_export_is_compared_with_transformers(
     found = json.loads((tmp_path / "out" / "verification.json").read_text())
     assert found["agrees"]
     assert found["logits"] < 1e-5
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not PYTHON, reason="DTRAIN_TEST_HF_PYTHON names no Python with transformers and peft")
+def test_a_fault_in_an_export_is_found(dtrain: Dtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dtrain("run", "chat-tiny", SMALL, "name=small", "epochs=3", "evaluate.questions=[]", "evaluate.every=0")
+    dtrain("export", "small", "out", "--verify", "--python", PYTHON)
     config = tmp_path / "out" / "config.json"
     whole = config.read_text()
     run = load_run(Folder(tmp_path / "runs" / "small"), [], lambda _: None)

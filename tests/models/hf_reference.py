@@ -1,10 +1,10 @@
 """Tiny random models of Hugging Face's `transformers`, and their logits; run by that library's Python, not by dtrain's.
 
-`make FOLDER` saves each family with its logits, loss and gradients. `logits FOLDER TOKENS` opens every model in the
-folder and writes its logits beside it. `attempt FOLDER TOKENS OUT` writes the logits of every model in the folder into
-one file, and an error in place of those of a model that cannot be opened. `peft BASE ADAPTER TOKENS OUT` writes the
-logits of a model with an adapter of PEFT. `tokens FOLDER CHAT OUT` writes the tokens of conversations, and which the
-assistant wrote, by the tokenizer of the folder.
+`make FOLDER [NAME]...` saves those models, or all, with their logits, losses and gradients. `logits FOLDER TOKENS` opens
+every model in the folder and writes its logits beside it. `attempt FOLDER TOKENS OUT` writes the logits of every model
+in the folder into one file, and an error in place of those of a model that cannot be opened. `peft BASE ADAPTER TOKENS
+OUT` writes the logits of a model with an adapter of PEFT. `tokens FOLDER CHAT OUT` writes the tokens of conversations,
+and which the assistant wrote, by the tokenizer of the folder.
 """
 
 import copy
@@ -30,8 +30,8 @@ def logits(model: torch.nn.Module, tokens: np.ndarray) -> np.ndarray:
         return model(torch.tensor(tokens, dtype=torch.long)).logits.float().numpy()
 
 
-def make(folder: Path) -> None:
-    """Save models of random parameters, scales and biases included, of each family, with what they compute.
+def make(folder: Path, names: list[str]) -> None:
+    """Save models of random parameters, scales and biases included, of these or all families, with what they compute.
 
     Each family has two sizes: NAME and NAME-other.
     """
@@ -40,6 +40,8 @@ def make(folder: Path) -> None:
     tokens = np.random.default_rng(0).integers(3, 96, (2, 40))
     np.save(folder / "tokens.npy", tokens)
     for name, (kind, fields) in sized().items():
+        if names and name not in names:
+            continue
         save(folder / name, kind, fields, tokens)
     (folder / "families.json").write_text(json.dumps({name: kind for name, (kind, _) in FAMILIES.items()}))
 
@@ -84,7 +86,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     verb, *names = sys.argv[1:]
     if verb == "make":
-        make(Path(names[0]))
+        make(Path(names[0]), names[1:])
     elif verb == "logits":
         for config in sorted(Path(names[0]).glob("*/config.json")):
             np.save(config.with_name("logits.npy"), logits(opened(config.parent), np.load(names[1])))

@@ -257,7 +257,7 @@ def test_a_run_records_the_plan_of_its_step_for_the_report(dtrain: Dtrain, tmp_p
     assert "spent at $1.20 an hour, $0.00 planned for the steps (v5e-1, quick): " in dtrain("report", "a").stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_remat_policy_is_taken_where_that_of_the_recipe_does_not_fit() -> None:
     recipe = load(find("llama3-8b-pretrain-v5p-128"), ["model.remat=none", "engine=jit", "batch=512"])
     [bill], failed = bills(recipe, [target("v5p-128")], 1, Wanted(tokens=1e12), Rates(), **QUIET)

@@ -130,7 +130,7 @@ def test_a_kill_after_the_early_stop_was_saved_changes_nothing(dtrain: Dtrain, t
     assert "schedule" in dtrain("run", recipe, "name=r", "optimizer.schedule.factor=0.3", code=2).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_other_evaluations_are_no_longer_the_same_bits_if_they_decide(dtrain: Dtrain, recipe: Path) -> None:
     dtrain("run", recipe, "stop=null", DTRAIN_FAULT="term@step:9", code=75)
     changed = dtrain("run", recipe, "stop=null", "steps=12", "evaluate.every=3").stderr

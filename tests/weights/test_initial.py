@@ -224,7 +224,7 @@ def test_import_can_write_the_recipe_alone(dtrain: Dtrain, published: Path) -> N
     assert "--recipe-only needs --out" in wrong
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_weights_without_a_tokenizer_can_be_given_one(dtrain: Dtrain, published: Path) -> None:
     (published / "alone").mkdir()
     for name in ("config.json", "model.safetensors"):

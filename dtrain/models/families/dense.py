@@ -171,6 +171,12 @@ STARCODER_GELUS = {"gelu_pytorch_tanh": "gelu_tanh"} | UNGATED
 LAYER_NORM = fixed(norm="layer", norm_bias=True)
 
 
+def _linear_or_none(model: "Decoder") -> bool:
+    """Whether version 4.57 of transformers takes the scaling of the rotation, of which it knows two fields."""
+    scaling = getattr(model.position, "scaling", None)
+    return scaling is None or (isinstance(scaling, LinearScaling) and scaling.factor > 1)
+
+
 def whole_heads(model: "Decoder") -> bool:
     """Whether heads are as wide as the class of transformers makes them, which takes no `head_dim`."""
     return model.heads * model.head_size == model.width
@@ -200,7 +206,7 @@ DENSE: dict[str, Family] = {
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
-        (*GEMMA2, rope(), POST, windows(every(2), 4096), _scalar(),
+        (*GEMMA2, rope(), POST, windows(every(2), 4096, number=True), _scalar(),
          *CAPS),
         "gemma2", opens=_whole_scalar,
     ),
@@ -214,8 +220,7 @@ DENSE: dict[str, Family] = {
         "Olmo2ForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-5)), linear_rope_alone(), ATTENTION_BIASES, POST_ALONE, JOINT, dense()),
         "gemma2",
-        opens=lambda model: (scaling := getattr(model.position, "scaling", None)) is None
-        or (isinstance(scaling, LinearScaling) and scaling.factor > 1),
+        opens=_linear_or_none,
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
@@ -238,8 +243,9 @@ DENSE: dict[str, Family] = {
     ),
     "olmo": Family(
         "OlmoForCausalLM",
-        (*sizes(epsilon=None), rope(), ATTENTION_BIASES, fixed(norm="layer", norm_scale=False, epsilon=1e-5),
-         same("qkv_clip", "clip_qkv", None), dense()),
+        (*sizes(epsilon=None), linear_rope_alone(), ATTENTION_BIASES,
+         fixed(norm="layer", norm_scale=False, epsilon=1e-5), same("qkv_clip", "clip_qkv", None), dense()),
+        opens=_linear_or_none,
     ),
     "smollm3": Family(
         "SmolLM3ForCausalLM", (*sizes(kv_heads=4, tied=True), rope(2e6), LLAMA_BIASES, _smollm3_layers(), dense())
@@ -332,7 +338,7 @@ DENSE: dict[str, Family] = {
     ),
     "vaultgemma": Family(
         "VaultGemmaForCausalLM",
-        (*GEMMA2, rope(), windows(every(2), 4096), _scalar(),
+        (*GEMMA2, rope(), windows(every(2), 4096, number=True), _scalar(),
          *CAPS),
         "gemma2", opens=_whole_scalar,
     ),

@@ -56,13 +56,15 @@ def windows(
     own_types: bool = True,
     always: bool = False,
     first: int | None = None,
+    number: bool = False,
 ) -> Part:
     """The window of each layer, and the layers that do not rotate.
 
     `size`: the default of `sliding_window`. `switch`: whether `use_sliding_window` must say so (Qwen). `rotates`:
     whether a layer of that type rotates, in a model with that window. `own_types`: whether `layer_types` is used; else
     it is refused where it contradicts. `always`: whether `layer_types` is always written. `first`: the default of
-    `max_window_layers`, where the family has that.
+    `max_window_layers`, where the family has that. `number`: whether the window must be a number, also where no layer
+    has it.
     """
 
     def read(fields: Fields) -> JsonObject:
@@ -88,7 +90,7 @@ def windows(
         return settings(kinds, fields.context)
 
     def write(model: "Decoder") -> JsonObject:
-        window = window_of(model)
+        window = window_of(model) or (size if number else None)
         types = [LOCAL if kind.window else FULL for kind in model.kinds]
         config: JsonObject = {"sliding_window": window}
         config |= {"use_sliding_window": window is not None} if switch else {}

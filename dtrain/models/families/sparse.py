@@ -8,6 +8,7 @@ from dtrain.models.families.dense import (
     POST_ALONE,
     QWEN_WINDOWS,
     rotates_locally,
+    whole_heads,
 )
 from dtrain.models.families.family import Family
 from dtrain.models.families.layers import (
@@ -87,7 +88,7 @@ SPARSE: dict[str, Family] = {
          experts(QWEN_EXPERTS | {"shared": "shared_expert_intermediate_size"},
                  {"moe_intermediate_size": 1408, "num_experts_per_tok": 4, "num_experts": 60, "norm_topk_prob": False,
                   "shared_expert_intermediate_size": 5632}, shared_gate=True)),
-        "qwen2_moe",
+        "qwen2_moe", opens=whole_heads,
     ),
     "dots1": Family(
         "Dots1ForCausalLM",
