@@ -1,10 +1,10 @@
 """Tiny random models of Hugging Face's `transformers`, and their logits; run by that library's Python, not by dtrain's.
 
 `make FOLDER [NAME]...` saves those models, or all, with their logits, losses and gradients. `logits FOLDER TOKENS`
-opens every model in the folder and writes its logits beside it. `attempt FOLDER TOKENS OUT` writes the logits of every model
-in the folder into one file, and an error in place of those of a model that cannot be opened. `peft BASE ADAPTER TOKENS
-OUT` writes the logits of a model with an adapter of PEFT. `tokens FOLDER CHAT OUT` writes the tokens of conversations,
-and which the assistant wrote, by the tokenizer of the folder.
+opens every model in the folder and writes its logits beside it. `attempt FOLDER TOKENS OUT` writes the logits of every
+model in the folder into one file, and an error in place of those of a model that cannot be opened. `peft BASE ADAPTER
+TOKENS OUT` writes the logits of a model with an adapter of PEFT. `tokens FOLDER CHAT OUT` writes the tokens of
+conversations, and which the assistant wrote, by the tokenizer of the folder.
 """
 
 import copy
