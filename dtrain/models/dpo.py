@@ -5,20 +5,18 @@ The base has no adapters, so that the reference costs a second forward pass and 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 
 from dtrain.core.errors import Problem, RecipeError
-from dtrain.core.metrics import REWARD_ACCURACY, REWARD_MARGIN, Metric
 from dtrain.core.types import PositiveFloat
-from dtrain.data.batch import DOCUMENT, WEIGHT, Batch, Example
+from dtrain.data.batch import Batch, Example
 from dtrain.models.lora import BASE, Adapted, Lora
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.model import Flops, Loss, Wrapped
+from dtrain.models.nn.model import Flops, Loss
 from dtrain.models.nn.param import Tree, paths
-from dtrain.models.objective import Objective, needs_decoder
+from dtrain.models.pairs import PairModel, PairObjective
 
 NEEDS_BASE = "dpo compares the model with its frozen base, and so needs lora"
 ADD_LORA = "add lora and init; to train all parameters, set a high rank"
@@ -26,13 +24,12 @@ FULL = "leave lora.train out; adapters of a high rank can learn as much"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPO(Objective):
+class DPO(PairObjective):
     """Prefer one of two answers: -log sigmoid(beta x by how much more the model prefers it than the base does)."""
 
     kind: Literal["dpo"] = "dpo"
     beta: PositiveFloat = 0.1
     """How strongly the model is kept near the base."""
-    pairs: ClassVar[bool] = True
 
     def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> "PreferenceModel":
         del frozen
@@ -42,23 +39,18 @@ class DPO(Objective):
 
     def problems(self, recipe: Any) -> Iterator[Problem]:
         yield from super().problems(recipe)
-        yield from needs_decoder(self, recipe)
         if recipe.lora and recipe.lora.train:
             yield "lora.train", "dpo compares the model with its frozen base, and these parameters would move", FULL
         if not recipe.lora:
             yield "objective", NEEDS_BASE, ADD_LORA
 
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return (REWARD_ACCURACY, REWARD_MARGIN)
-
 
 @dataclass(frozen=True)
-class PreferenceModel(Wrapped):
+class PreferenceModel(PairModel):
     """A decoder with adapters, trained on rows with a preferred answer and another one."""
 
     model: Adapted
-    dpo: DPO
+    objective: DPO
 
     def params(self) -> Tree:
         """Those of the adapted decoder. RecipeError if one of the base is trained: the reference would move with it."""
@@ -75,27 +67,11 @@ class PreferenceModel(Wrapped):
         reference = decoder.document_losses(frozen, batch, ctx, 2)
         # the losses are negative log-probabilities: pi - ref of an answer is ref's loss less pi's
         chosen_B, rejected_B = (ref_B - own_B for own_B, ref_B in zip(policy, reference, strict=True))
-        margin_B = self.dpo.beta * (chosen_B - rejected_B)
-        weight_B = batch[WEIGHT] if WEIGHT in batch else jnp.ones_like(margin_B)
-        metrics = {REWARD_ACCURACY.name: (margin_B > 0).astype(jnp.float32), REWARD_MARGIN.name: margin_B}
-        sums = {name: (value_B * weight_B).sum() for name, value_B in metrics.items()}
-        return Loss((-jax.nn.log_sigmoid(margin_B) * weight_B).sum(), weight_B.sum(), sums)
+        margin_B = self.objective.beta * (chosen_B - rejected_B)
+        return self.summed(-jax.nn.log_sigmoid(margin_B), margin_B, batch)
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         step, convention = self.model.flops(example, examples, declared)
         base = self.model.model
         forward = base.flops(example, examples, base.params()).step / 3  # two thirds are the backward pass
         return Flops(step + forward, f"{convention}, and the forward pass of the base")
-
-    def mismatch(self, example: Example) -> str:
-        if DOCUMENT not in example:
-            return "objective dpo takes pairs of answers: data of kind preference"
-        return super().mismatch(example)
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return self.dpo.metrics
-
-    @property
-    def split_rows(self) -> bool:
-        return False

@@ -6,50 +6,42 @@ Both compare the mean log-probabilities of the tokens of two answers, and train 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import Problem
-from dtrain.core.metrics import REWARD_ACCURACY, REWARD_MARGIN, Metric
 from dtrain.core.types import NonNegative, PositiveFloat
-from dtrain.data.batch import DOCUMENT, TARGET, WEIGHT, Batch, Example
+from dtrain.data.batch import DOCUMENT, TARGET, Batch, Example
 from dtrain.models.lora import Adapted, Lora, adapted
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.model import Flops, Loss, Wrapped
+from dtrain.models.nn.model import Flops, Loss
 from dtrain.models.nn.param import Tree
-from dtrain.models.objective import Objective, needs_decoder
+from dtrain.models.pairs import PairModel, PairObjective
 
 CERTAIN = -1e-6
 """The highest mean log-probability whose odds are computed: those of an answer that is certain are infinite."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceFree(Objective):
+class ReferenceFree(PairObjective):
     """A loss of the mean log-probabilities of a preferred answer and another one."""
-
-    pairs: ClassVar[bool] = True
 
     @abstractmethod
     def losses(self, chosen_B: jax.Array, rejected_B: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The loss of each pair, and by how much the reward of the preferred answer is higher; both (B,)."""
 
-    def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> "PairModel":
+    def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> "ReferenceFreeModel":
         del frozen
-        return PairModel(adapted(model, lora), self)
+        return ReferenceFreeModel(adapted(model, lora), self)
 
     def problems(self, recipe: Any) -> Iterator[Problem]:
         yield from super().problems(recipe)
-        yield from needs_decoder(self, recipe)
         if getattr(recipe.model, "z_loss", 0):
             yield "model.z_loss", f"{self.kind} leaves it out", "leave z_loss out"
         if recipe.model.structure.mixture and not recipe.lora:
             yield "objective", f"{self.kind} leaves out the losses that balance the experts", "add lora and init"
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return (REWARD_ACCURACY, REWARD_MARGIN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +81,9 @@ def _log_odds(mean_B: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class PairModel(Wrapped):
-    """A decoder, with adapters or without, trained on rows with a preferred answer and another one."""
+class ReferenceFreeModel(PairModel):
+    """A decoder, with adapters or without, trained on pairs of answers."""
 
-    model: Any
     objective: ReferenceFree
 
     def params(self) -> Tree:
@@ -105,24 +96,7 @@ class PairModel(Wrapped):
         tokens = [(batch[TARGET] >= 0) & (batch[DOCUMENT] == answer) for answer in range(2)]
         counts = [ctx.reduce(one_BT.sum(1, dtype=jnp.float32), "length") for one_BT in tokens]
         chosen_B, rejected_B = (-sum_B / jnp.maximum(count_B, 1) for sum_B, count_B in zip(sums, counts, strict=True))
-        loss_B, margin_B = self.objective.losses(chosen_B, rejected_B)
-        weight_B = batch[WEIGHT] if WEIGHT in batch else jnp.ones_like(margin_B)
-        metrics = {REWARD_ACCURACY.name: (margin_B > 0).astype(jnp.float32), REWARD_MARGIN.name: margin_B}
-        found = {name: (value_B * weight_B).sum() for name, value_B in metrics.items()}
-        return Loss((loss_B * weight_B).sum(), weight_B.sum(), found)
+        return self.summed(*self.objective.losses(chosen_B, rejected_B), batch)
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         return self.model.flops(example, examples, declared)
-
-    def mismatch(self, example: Example) -> str:
-        if DOCUMENT not in example:
-            return f"objective {self.objective.kind} takes pairs of answers: data of kind preference"
-        return super().mismatch(example)
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return self.objective.metrics
-
-    @property
-    def split_rows(self) -> bool:
-        return False

@@ -11,7 +11,7 @@ import pytest
 
 from dtrain.models.lora import Adapted
 from dtrain.models.nn.param import initial
-from dtrain.models.reference_free import ORPO, PairModel, ReferenceFree, SimPO
+from dtrain.models.reference_free import ORPO, ReferenceFree, ReferenceFreeModel, SimPO
 from tests.conftest import Dtrain
 from tests.engines import loss_alone
 from tests.models.test_dpo import DECODER, LORA, PAIRS, log_probabilities, pairs
@@ -46,7 +46,7 @@ def test_an_answer_that_is_certain_has_finite_odds() -> None:
 def test_a_row_has_the_mean_log_probabilities_of_its_two_answers(
     tmp_path: Path, objective: ReferenceFree, lora: bool
 ) -> None:
-    model = PairModel(Adapted(DECODER, LORA) if lora else DECODER, objective)
+    model = ReferenceFreeModel(Adapted(DECODER, LORA) if lora else DECODER, objective)
     params: Any = initial(model.params(), jax.random.key(0), "float32")
     batch = {name: jnp.asarray(x) for name, x in pairs(tmp_path, test=0.0).open("train").rows(np.arange(12)).items()}
     loss = loss_alone(model, params, batch)
