@@ -13,13 +13,17 @@ from safetensors.numpy import load_file, save_file
 
 from dtrain.checkpoint.tensors import Tensors, opened
 from dtrain.core.errors import DataError
+from dtrain.core.run_dir import Folder
 from dtrain.models.decoder import Decoder
-from dtrain.models.families.config import published_model
+from dtrain.models.families.config import config_of, published_model
 from dtrain.models.families.tensors import namings
+from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
 from dtrain.models.nn.param import paths
 from dtrain.models.rope import Learned, Llama3, Rope
+from dtrain.train.import_run import import_published
+from dtrain.weights.load import load_run
 from dtrain.weights.peft import read_config
 from dtrain.weights.read import find_tensors, leaves_by_path, read, without_padding
 from tests.conftest import SHARED, Dtrain
@@ -322,3 +326,38 @@ def test_fields_of_an_adapter_that_are_not_known_are_refused(tmp_path: Path, fie
         return
     with pytest.raises(DataError, match=f"{refused}: .* is not supported"):
         read_config(tmp_path)
+
+
+def test_layers_with_and_without_experts_are_imported_with_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And layers that predict further tokens are left out, by name; the recipe's patterns find both kinds of layers."""
+    monkeypatch.chdir(tmp_path)
+    mixture = Experts(count=4, active=2, hidden=6, shared=1, score="sigmoid", bias=True)
+    model = dataclasses.replace(
+        LLAMA, layers=3, hidden=12, experts=mixture, pattern=(LayerKind(dense=True), LayerKind(count=2)), tied=False
+    )
+    tensors, config = parameters(model), config_of(model)
+    assert config is not None
+    assert {"model.layers.0.mlp.up_proj.weight", "model.layers.2.mlp.gate.e_score_correction_bias"} <= tensors.keys()
+    further = {f"model.layers.3.{name}": np.zeros((2, 2), np.float32) for name in ("eh_proj.weight", "enorm.weight")}
+    folder = tmp_path / "Published"
+    folder.mkdir()
+    save_file(tensors | further, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    notes: list[str] = []
+    recipe = import_published(folder, "mine", [], None, Path("runs"), notes.append)
+    assert f"{folder}: not read: 2 tensors of layers that predict further tokens" in notes
+    assert '"blocks.*.query.weight"' in recipe.read_text()
+    assert json.loads((tmp_path / "runs" / "mine" / "base.json").read_text()) == {"name": "Published", "license": "mit"}
+    run = load_run(Folder(tmp_path / "runs" / "mine"), [], notes.append)
+    stacks: Any = run.params["blocks"]
+    np.testing.assert_array_equal(stacks["dense"]["mlp"]["up"][0].T, tensors["model.layers.0.mlp.up_proj.weight"])
+    for row, number in enumerate((1, 2)):
+        wanted = tensors[f"model.layers.{number}.mlp.experts.3.down_proj.weight"]
+        np.testing.assert_array_equal(stacks["sparse"]["moe"]["experts"]["down"][row, 3].T, wanted)
+    more = {"model.layers.3.mlp.up_proj.weight": np.zeros((12, 8), np.float32)}
+    save_file(tensors | more, folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"layers\.3\.mlp\.up_proj\.weight is not a parameter of the model"):
+        import_published(folder, "other", [], None, Path("runs"), notes.append)
