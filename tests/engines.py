@@ -15,6 +15,7 @@ from dtrain.data.batch import Batch, Example, Feature
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import QueryGrowth
+from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import Experts
 from dtrain.models.nn.model import Loss
@@ -89,6 +90,22 @@ LANGUAGE_MODELS = {
         embed_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2,
         query_growth=QueryGrowth(rate=0.5, original=6),
         pattern=(LayerKind(window=12, position=Rope(theta=50.0)), LayerKind()),
+    ),
+    "deepseek_v3": Decoder(
+        vocab=48, context=LENGTH, layers=4, width=32, heads=4, head_dim=16, hidden=48, init=0.1,
+        latent=Latent(rank=16, query_rank=24, rotated=4, value_dim=8), position=Rope(interleaved=True),
+        pattern=(LayerKind(dense=True), LayerKind(count=3)), remat="attention",
+        experts=Experts(count=8, active=3, hidden=16, shared=1, shared_hidden=24, score="sigmoid", bias=True, groups=4,
+                        active_groups=2, group_by=1),
+    ),
+    "gpt_oss": dataclasses.replace(
+        DECODER, sinks=True, feed_forward="swiglu_clamped", bias=True, remat="dots",
+        experts=Experts(count=4, active=2, hidden=24, biases=True, router_bias=True),
+    ),
+    "phi": Decoder(
+        vocab=48, context=LENGTH, layers=2, width=32, heads=4, hidden=48, feed_forward="relu", init=0.1, norm="layer",
+        norm_bias=True, bias=True, parallel=True, parallel_norms=True, head_bias=True, position=Rope(partial=0.5),
+        loss_chunks=2,
     ),
 }  # fmt: skip
 AXIS_MESHES = {

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,20 @@ import numpy as np
 
 from dtrain.core.errors import DataError, EnvironmentFault
 from dtrain.core.files import read_object, refuse_pointer
+from dtrain.core.narrow import (
+    BLOCK,
+    BLOCKS,
+    BYTES,
+    FACTORS,
+    FP8,
+    SCALES,
+    Read,
+    has_factors,
+    mapped_fp8,
+    multiplied,
+    unpacked,
+    unpacked_shape,
+)
 from dtrain.core.types import JsonObject
 
 PICKLES = {".bin", ".ckpt", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
@@ -18,7 +33,7 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors of one or several files, read one at a time."""
+    """The tensors of one or several files, read one at a time; those in MXFP4 and FP8 as float32 (`narrow`)."""
 
     files: JsonObject
     """Name of each tensor → the open file that contains it."""
@@ -26,21 +41,52 @@ class Tensors:
     """Metadata from the files' headers."""
     left_out: tuple[str, ...] = ()
     """Names of files in the folder that are not the model's by its index, and are not read."""
+    mapped: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """The tensors in FP8, which safetensors does not give as arrays of numpy."""
 
     def __contains__(self, name: str) -> bool:
-        return name in self.files
+        return (name in self.files and not self._part_of_another(name)) or self._packed(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.files)
+        for name in self.files:
+            if not self._part_of_another(name):
+                yield name
+            elif name.endswith(BLOCKS):
+                yield name.removesuffix(BLOCKS)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, read from the header."""
-        return tuple(self.files[name].get_slice(name).get_shape())
+        packed = self._packed(name)
+        found = f"{name}{BLOCKS}" if packed else name
+        shape = tuple(self.files[found].get_slice(found).get_shape())
+        return unpacked_shape(shape) if packed else shape
+
+    def _packed(self, name: str) -> bool:
+        return name not in self.files and all(f"{name}{end}" in self.files for end in (BLOCKS, SCALES))
+
+    def _part_of_another(self, name: str) -> bool:
+        if name.endswith(FACTORS):
+            return name.removesuffix(FACTORS) in self.files
+        return any(name.endswith(end) and self._packed(name.removesuffix(end)) for end in (BLOCKS, SCALES))
+
+    def _raw(self, name: str, kind: str) -> Read:
+        tensor = self.files[name].get_slice(name)
+        if tensor.get_dtype() != kind:
+            raise DataError(f"{name} has dtype {tensor.get_dtype()}; such a tensor must have {kind}")
+        return lambda index: np.asarray(tensor[index])
 
     def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """A part of a tensor, of which only this part is read; a slice with start and stop for each dim."""
+        if self._packed(name):
+            blocks, scales = (self._raw(f"{name}{end}", BYTES) for end in (BLOCKS, SCALES))
+            return unpacked(blocks, scales, index)
         tensor = self.files[name].get_slice(name)
-        kind = tensor.get_dtype()
+        kind, factors = tensor.get_dtype(), f"{name}{FACTORS}"
+        if kind == FP8 and factors in self.files:
+            if not has_factors(self.shape(name), self.shape(factors)):
+                message = f"{factors} has shape {self.shape(factors)}, for a tensor of {self.shape(name)}"
+                raise DataError(message, f"dtrain reads FP8 with a factor for each {BLOCK} x {BLOCK} values")
+            return multiplied(lambda part: self.mapped[name][part], partial(self.part, factors), index)
         if kind not in FLOATS:
             raise DataError(f"{name} has dtype {kind}; parameters must be floating-point: {', '.join(sorted(FLOATS))}")
         return tensor[index]
@@ -102,6 +148,7 @@ def opened(path: Path) -> Iterator[Tensors]:
     if not parts:
         raise DataError(f"{path} has no .safetensors file", "give a file, a folder of files, or a run folder")
     files: dict[str, Any] = {}
+    mapped: dict[str, np.ndarray] = {}
     metadata: dict[str, str] = {}
     with ExitStack() as stack:
         for part in parts:
@@ -115,7 +162,9 @@ def opened(path: Path) -> Iterator[Tensors]:
                 raise DataError(f"{min(duplicates)} is in more than one file of {path}")
             files |= dict.fromkeys(file.keys(), file)
             metadata |= file.metadata() or {}
-        yield Tensors(files, metadata, left_out)
+            eight_bits = [name for name in list(file.keys()) if file.get_slice(name).get_dtype() == FP8]
+            mapped |= mapped_fp8(part, eight_bits)
+        yield Tensors(files, metadata, left_out, mapped)
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:

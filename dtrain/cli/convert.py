@@ -183,7 +183,7 @@ def export(
         use_devices(devices)
         from dtrain.core.run_list import find_run
         from dtrain.inference.verified_export import refuse_unverifiable
-        from dtrain.weights.card import write_card
+        from dtrain.weights.card import base_kind, write_card
         from dtrain.weights.export import SUFFIX, export, refuse_other_formats
         from dtrain.weights.load import load_run
         from dtrain.weights.program import PROGRAM, export_program
@@ -203,7 +203,8 @@ def export(
         if is_program:
             written = export_program(loaded, target)
         else:
-            written = export(loaded, target, names=names, adapters=adapters, dtype=dtype)
+            base = base_kind(found) if adapters else ""
+            written = export(loaded, target, names=names, adapters=adapters, dtype=dtype, base=base)
         typer.secho(f"{run} at {loaded.chosen}, as {dtype}:", fg="green", err=True)
         if loaded.recipe.model.generates and not adapters and (target / "config.json").is_file():
             written.append(write_card(target, found, loaded.step, dtype))

@@ -172,13 +172,13 @@ class Generator(LoadedRun):
     def cache(self, rows: int, length: int) -> KVCache:
         """An empty cache, sharded over heads as the model's keys and values are."""
         layout, model = self.assembly.layout, self.model
-        shape = (rows, model.groups, length, model.head_size)
-        heads = layout.sharding(layout.spec((None, "kv_heads")))
+        groups, keys, values = model.cached
+        heads = layout.sharding(layout.spec((None, "kv_heads" if groups == model.groups else None)))
         replicated = layout.sharding(jax.sharding.PartitionSpec())
         run_dir: Any = KVCache((heads,) * model.layers, (heads,) * model.layers, replicated, replicated)  # pyright: ignore[reportArgumentType]
 
         def make() -> KVCache:
-            return KVCache.empty(model.layers, shape, self.recipe.precision.compute)
+            return KVCache.empty(model.layers, (rows, groups, length), (keys, values), self.recipe.precision.compute)
 
         return jax.jit(make, out_shardings=run_dir)()
 

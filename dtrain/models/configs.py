@@ -7,7 +7,7 @@ from typing import Any
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import Preparation
 from dtrain.models.decoder import Decoder
-from dtrain.models.families.config import FAMILIES, config_of, published_model
+from dtrain.models.families.config import FAMILIES, SAME, config_of, published_model
 from dtrain.models.families.fields import Published
 from dtrain.models.image_configs import CONFIG, NoConfig, image_files, image_model, is_of_images
 
@@ -22,7 +22,13 @@ def described_model(config: JsonObject, context: int, path: Path) -> Published:
 
 def names_of(kind: str) -> str:
     """Whose names the tensors of a decoder of that `model_type` have; empty for other models."""
+    kind = SAME.get(kind, kind)
     return FAMILIES[kind].names if kind in FAMILIES else ""
+
+
+def kind_of(model: Any) -> str:
+    """The `model_type` as which a decoder is exported; empty for other models, and where no type computes the same."""
+    return str((config_of(model) or {}).get("model_type", "")) if isinstance(model, Decoder) else ""
 
 
 def files_beside(

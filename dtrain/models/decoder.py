@@ -22,6 +22,7 @@ from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT,
 from dtrain.models.decoder_layer import GROWTH, WAVES, QueryGrowth, apply, layer, norm, normal
 from dtrain.models.families.tensors import namings
 from dtrain.models.feed_forward import Form, gated
+from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import SPARSE, LayerKind, expanded
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.moe import Experts
@@ -56,7 +57,9 @@ def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tre
     frozen = sum(declare.count(param) * share for param, share in parts if not param.trained)
     frozen += 0 if any(param.trained for param in jax.tree.leaves(head)) else model.vocab * model.width
     keys = sum(mean_attended_keys(length, kind.window) for kind in model.kinds)
-    each = 6 * used - 2 * frozen + 12 * model.heads * model.head_size * keys
+    # scores of queries and keys, and sums of values
+    sizes = model.head_size + (model.latent.values(model.head_size) if model.latent else model.head_size)
+    each = 6 * used - 2 * frozen + 6 * model.heads * sizes * keys
     parameters = "6N" if not frozen else "4N of frozen and 6N of trained parameters"
     return Flops(each * tokens, f"{parameters} and causal attention")
 
@@ -119,6 +122,8 @@ class Decoder(Declared):
     """Bound of queries, keys and values: they are clipped to [-clip, clip] (OLMo 1)."""
     parallel: bool = False
     """Attention and the feed-forward layer read the same normalised input, and both results are added (Cohere)."""
+    parallel_norms: bool = False
+    """With `parallel`: each of the two normalises the input for itself (GPT-NeoX)."""
     bias: bool = False
     """Biases in every matrix product except the router's and the experts'."""
     qkv_bias: bool = False
@@ -127,8 +132,15 @@ class Decoder(Declared):
     """Biases for the output of attention."""
     mlp_bias: bool = False
     """Biases in the feed-forward layer."""
+    latent: Latent | None = None
+    """Keys and values of all heads from one small vector for each token (DeepSeek); `head_dim` counts all values of a
+    head of the queries."""
+    sinks: bool = False
+    """Each head has one more key, of a learned score and of value zero (gpt-oss)."""
     tied: bool = False
     """Use the embedding as the output head."""
+    head_bias: bool = False
+    """A bias of the output head (Phi, GPT-J)."""
     embed_scale: bool = False
     """Multiply embeddings by the square root of the width (Gemma)."""
     embed_multiplier: PositiveFloat = 1.0
@@ -199,14 +211,29 @@ class Decoder(Declared):
         if self.window_theta and (self.window is None or not isinstance(self.position, Rope) or self.window_theta <= 1):
             raise FieldError("window_theta", f"window_theta = {self.window_theta}: needs window, rotary positions, > 1")
         for rope in self.ropes:
-            if (size := rope.rotates(self.head_size)) % 2 or not size:
+            if (size := rope.rotates(self.turned)) % 2 or not size:
                 what = "is odd" if rope.partial == 1 else f"x position.partial = {rope.partial} is {size}"
-                raise FieldError("head_dim", f"head_dim = {self.head_size} {what}; rotary positions rotate pairs")
+                name = "latent.rotated" if self.latent else "head_dim"
+                raise FieldError(name, f"{name} = {self.turned} {what}; rotary positions rotate pairs")
         if any(kind.dense for kind in self.pattern) and (not self.experts or self.hidden is None):
             raise FieldError("pattern", "dense layers are those of a model with experts: set experts and hidden")
         if self.experts and all(kind.dense for kind in self.round):
             raise FieldError("pattern", "no layer has experts: leave experts out")
+        self._check_latent()
         self._check_norms()
+
+    def _check_latent(self) -> None:
+        """FieldError for settings that latent attention does not have."""
+        if self.latent is None:
+            return
+        if self.groups != self.heads:
+            raise FieldError("kv_heads", "latent attention has as many keys and values as heads: leave kv_heads out")
+        if self.latent.rotated >= self.head_size:
+            message = f"latent.rotated = {self.latent.rotated} leaves nothing of head_dim = {self.head_size}"
+            raise FieldError("latent.rotated", message)
+        others = ("qk_norm", "qkv_bias", "qkv_clip", "bias", "query_growth")
+        if given := next((name for name in others if getattr(self, name)), None):
+            raise FieldError(given, f"latent attention has no {given}")
 
     def _check_norms(self) -> None:
         """FieldError for settings of normalisations and of attention's scale that exclude each other."""
@@ -216,7 +243,9 @@ class Decoder(Declared):
             message = "attention_multiplier and query_pre_attn_scalar exclude each other"
             raise FieldError("attention_multiplier", message)
         if self.parallel and not self.pre_norm:
-            raise FieldError("parallel", "parallel: attention and the feed-forward layer share the norm of pre_norm")
+            raise FieldError("parallel", "parallel: attention and the feed-forward layer read what pre_norm normalises")
+        if self.parallel_norms and not self.parallel:
+            raise FieldError("parallel_norms", "parallel_norms is about layers with parallel: true")
         if not self.norm_scale and (self.norm_bias or self.norm_offset):
             raise FieldError("norm_scale", "norm_scale: false leaves norm_bias and norm_offset nothing to change")
         if self.qk_norm_joint and (not self.qk_norm or self.norm != "rms" or self.norm_offset or not self.norm_scale):
@@ -249,6 +278,18 @@ class Decoder(Declared):
     def head_size(self) -> int:
         """Values per head."""
         return self.head_dim or self.width // self.heads
+
+    @property
+    def turned(self) -> int:
+        """Values of each head that rotary positions are for."""
+        return self.latent.rotated if self.latent else self.head_size
+
+    @property
+    def cached(self) -> tuple[int, int, int]:
+        """What generation keeps of a token in each layer: groups of keys and values, and the sizes of both."""
+        if self.latent:
+            return 1, self.latent.rank + self.latent.rotated, 0
+        return self.groups, self.head_size, self.head_size
 
     @property
     def saveable(self) -> tuple[Saved, ...]:
@@ -290,6 +331,8 @@ class Decoder(Declared):
         if not self.tied:
             shape = (width, self.vocab)
             tree["head"] = Param((width, padded_vocab), "embed vocab", initial, fan_in=("embed",), unpadded=shape)
+        if self.head_bias:
+            tree["head_bias"] = Param((padded_vocab,), "vocab", declare.zeros, decay=False, unpadded=(self.vocab,))
         return tree
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
@@ -334,7 +377,7 @@ class Decoder(Declared):
         if isinstance(self.position, Learned):
             position_BTE = ctx.gather(params["position"])[ctx.share(position_BT)]
             x_BTE = (x_BTE + position_BTE).astype(x_BTE.dtype)
-        shared |= {WAVES: tuple(rope.waves(position_BT, self.head_size) for rope in self.ropes)} if self.ropes else {}
+        shared |= {WAVES: tuple(rope.waves(position_BT, self.turned) for rope in self.ropes)} if self.ropes else {}
         shared |= {GROWTH: self.query_growth.factor(position_BT)} if self.query_growth else {}
         shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
         made: dict[LayerKind, Block] = {kind: partial(apply, self, kind) for kind in self.round}
@@ -351,8 +394,9 @@ class Decoder(Declared):
         )
 
     def unembedding(self, params: Tree) -> Tree:
-        """The matrix of the output head, not yet gathered."""
-        return params["embed"] if self.tied else params["head"]
+        """The matrix of the output head, or {"weight", "bias"}, not yet gathered."""
+        weight = params["embed"] if self.tied else params["head"]
+        return {"weight": weight, "bias": params["head_bias"]} if self.head_bias else weight
 
     @property
     def round(self) -> tuple[LayerKind, ...]:

@@ -4,8 +4,8 @@ Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, 
 """
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from dtrain.core.types import Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, WEIGHT
 from dtrain.models.feed_forward import hidden
+from dtrain.models.latent import LATENT
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import matrices
 from dtrain.models.nn import param as declare
@@ -53,13 +54,22 @@ def layer(model: "Decoder", *, dense: bool) -> Tree:
     inner = declare.normal(model.init)
     outer = declare.normal(model.init / (math.sqrt(2 * model.layers) if model.depth_init else 1))
     q, kv = ((width, model.heads, dim), "embed heads _"), ((width, model.groups, dim), "embed kv_heads _")
-    norms = () if not model.pre_norm else ("norm1",) if model.parallel else ("norm1", "norm2")
+    norms = (
+        () if not model.pre_norm else ("norm1",) if model.parallel and not model.parallel_norms else ("norm1", "norm2")
+    )
     tree: Tree = {name: norm(model, width, "embed") for name in norms}
-    for name, (shape, dims) in {"query": q, "key": kv, "value": kv}.items():
+    projections, values = {"query": q, "key": kv, "value": kv}, dim
+    if model.latent:
+        tree[LATENT] = model.latent.params(width, model.heads, dim, inner)
+        projections = {"query": ((model.latent.query_rank or width, *q[0][1:]), q[1])}
+        values = model.latent.values(dim)
+    for name, (shape, dims) in projections.items():
         tree[name] = {"weight": Param(shape, dims, inner, fan_in=("embed",))}
         if model.bias or model.qkv_bias:
             tree[name]["bias"] = bias(shape[1:], dims.partition(" ")[2])
-    tree["out"] = {"weight": Param((model.heads, dim, width), "heads _ embed", outer, fan_in=("heads", "_"))}
+    tree["out"] = {"weight": Param((model.heads, values, width), "heads _ embed", outer, fan_in=("heads", "_"))}
+    if model.sinks:
+        tree["sink"] = bias((model.heads,), "heads")
     if model.experts and not dense:
         tree["moe"] = model.experts.params(width, model.feed_forward, inner, outer)
     else:
@@ -101,11 +111,14 @@ def apply(
         y = normal(model, block.get(name, {}), y) if model.post_norm else y
         return y * model.residual_multiplier if model.residual_multiplier != 1 else y
 
-    first_BTE = before("norm1", x_BTE)
+    input_BTE, first_BTE = x_BTE, before("norm1", x_BTE)
     y_BTE = ctx.scatter(_attention(model, block, ctx.collect(first_BTE), shared, kind, ctx), "heads")
     y_BTE = added(y_BTE, block["out"]["bias"]) if "bias" in block["out"] else y_BTE
     x_BTE = x_BTE + after("post1", y_BTE)
-    second_BTE = first_BTE if model.parallel else before("norm2", x_BTE)
+    if model.parallel and not model.parallel_norms:
+        second_BTE = first_BTE
+    else:
+        second_BTE = before("norm2", input_BTE if model.parallel else x_BTE)
     y_BTE, sums = _feed_forward(model, block, second_BTE, shared, ctx)
     return x_BTE + after("post2", y_BTE), sums
 
@@ -114,7 +127,9 @@ def _attention(
     model: "Decoder", block: Tree, y_BTE: jax.Array, shared: Tree, kind: LayerKind, ctx: Context
 ) -> jax.Array:
     rope = kind.position or model.position
-
+    waves = shared[WAVES][model.ropes.index(rope)] if isinstance(rope, Rope) else None
+    if model.latent:
+        return _latent(model, block, y_BTE, (rope, waves), kind=kind, document_BT=shared.get(DOCUMENT), ctx=ctx)
     together = _split(y_BTE, block, (model.heads, model.groups, model.groups)) if JOINED in block else {}
 
     def project(name: str, heads: str) -> jax.Array:
@@ -129,17 +144,40 @@ def _attention(
         x_BTHD = x_BTHD if clip is None else jnp.clip(x_BTHD, -clip, clip)
         if name == "value":
             return x_BTHD
-        if isinstance(rope, Rope):
-            x_BTHD = rotated(x_BTHD, shared[WAVES][model.ropes.index(rope)], rope.interleaved)
+        if isinstance(rope, Rope) and waves is not None:
+            x_BTHD = rotated(x_BTHD, waves, rope.interleaved)
         return _head_norm(model, block, name, x_BTHD) if model.qk_norm_rotated else x_BTHD
 
     q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
     if GROWTH in shared:
         q_BTHD = (q_BTHD * shared[GROWTH][:, :, None, None]).astype(q_BTHD.dtype)
-    factor = model.attention_multiplier or (model.query_pre_attn_scalar or model.head_size) ** -0.5
-    spec = AttentionSpec(factor, window=kind.window, softcap=model.attention_softcap)
-    y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, spec, shared.get(DOCUMENT))
+    y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, _spec(model, kind), shared.get(DOCUMENT), block.get("sink"))
     return matmul(y_BTHD, block["out"]["weight"], contract_dims=2, name="out")
+
+
+def _spec(model: "Decoder", kind: LayerKind) -> AttentionSpec:
+    factor = model.attention_multiplier or (model.query_pre_attn_scalar or model.head_size) ** -0.5
+    rope = kind.position or model.position
+    factor *= rope.scaling.scores if isinstance(rope, Rope) and rope.scaling else 1.0
+    return AttentionSpec(factor, window=kind.window, softcap=model.attention_softcap)
+
+
+def _latent(
+    model: "Decoder",
+    block: Tree,
+    y_BTE: jax.Array,
+    rotation: tuple[Any, tuple[jax.Array, jax.Array] | None],
+    kind: LayerKind,
+    document_BT: jax.Array | None,
+    ctx: Context,
+) -> jax.Array:
+    """Attention whose keys and values come from one vector for each token."""
+    latent: Any = model.latent
+    found = latent.attended(block, y_BTE, *rotation, ctx)
+    spec = replace(_spec(model, kind), values_in_keys=found.shared)
+    y_BTHV = ctx.attend(found.q, found.k, found.v, spec, document_BT, block.get("sink"))
+    y_BTHV = latent.from_values(block, y_BTHV, model.head_size) if found.shared else y_BTHV
+    return matmul(y_BTHV, block["out"]["weight"], contract_dims=2, name="out")
 
 
 def joined(block: Tree) -> Tree:
@@ -147,6 +185,8 @@ def joined(block: Tree) -> Tree:
 
     Only for parameters that no device holds a share of: the parts of a share would not be those of the whole.
     """
+    if LATENT in block:
+        return block
     block = dict(block)
     weights = [block[name]["weight"] for name in QKV]
     block |= {name: {key: x for key, x in block[name].items() if key != "weight"} for name in QKV}

@@ -8,9 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Form = Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu2"]
-"""Gated by SiLU or by GELU (tanh form), or ungated: GELU, exact or in its tanh form, or the square of ReLU (So et al.
-2021)."""
+Form = Literal["swiglu", "geglu", "swiglu_clamped", "gelu", "gelu_tanh", "relu", "relu2"]
+"""Gated by SiLU or by GELU (tanh form), or by SiLU of clamped values (gpt-oss); or ungated: GELU, exact or in its tanh
+form, ReLU, or its square (So et al. 2021)."""
+
+LIMIT, SLOPE = 7.0, 1.702
+"""Of swiglu_clamped: the bound of its values, and the factor inside the sigmoid."""
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -29,16 +32,20 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "geglu": partial(jax.nn.gelu, approximate=True),
     "gelu": gelu,
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 
 
 def gated(form: Form) -> bool:
     """Whether the hidden values are multiplied by a second, activated product (`gate`)."""
-    return form in ("swiglu", "geglu")
+    return form in ("swiglu", "geglu", "swiglu_clamped")
 
 
 def hidden(form: Form, product: Callable[[str], jax.Array]) -> jax.Array:
     """The hidden values; `product(name)` multiplies the input with the matrix `up` or, in gated forms, `gate`."""
+    if form == "swiglu_clamped":
+        gate, up = jnp.minimum(product("gate"), LIMIT), jnp.clip(product("up"), -LIMIT, LIMIT)
+        return gate * jax.nn.sigmoid(SLOPE * gate) * (up + 1)
     activation = ACTIVATIONS[form]
     return activation(product("gate")) * product("up") if gated(form) else activation(product("up"))

@@ -17,6 +17,7 @@ from dtrain.core.types import Natural, NonNegative, Positive, PositiveFloat
 from dtrain.models.feed_forward import Form, gated, hidden
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
+from dtrain.models.nn.layers import bias
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Mixture
 from dtrain.models.nn.moe import ExpertWeights, Product, Routing
@@ -35,6 +36,8 @@ class Experts:
     """Hidden width of one expert."""
     shared: Natural = 0
     """Experts that every token is routed to."""
+    shared_hidden: Positive | None = None
+    """Hidden width of the shared experts together; default: shared x hidden."""
     shared_gate: bool = False
     """Multiply the result of the shared experts by a sigmoid of the token (Qwen 2 MoE)."""
     score: Literal["softmax", "sigmoid"] = "softmax"
@@ -53,10 +56,16 @@ class Experts:
     bias: bool = False
     """A routing bias also without `bias_rate`: it stays as it is, as a published model has it."""
     groups: Positive = 1
-    """Groups of experts; a token is routed to experts of `active_groups` of them, by the sum of the two best scores of
-    each (DeepSeek-AI 2024)."""
+    """Groups of experts; a token is routed to experts of `active_groups` of them, by the sum of the `group_by` best
+    scores of each (DeepSeek-AI 2024)."""
     active_groups: Positive = 1
     """Groups that a token is routed to."""
+    group_by: Literal[1, 2] = 2
+    """How many of a group's best scores rank it: 1 in DeepSeek V2."""
+    biases: bool = False
+    """Biases in the experts (gpt-oss)."""
+    router_bias: bool = False
+    """A bias of the router's values (gpt-oss), unlike `bias`, which does not change the gates."""
     capacity: PositiveFloat | None = None
     """Most tokens of a row that one expert takes, as a multiple of an even spread: earlier tokens come first, the rest
     skip that expert, in training and evaluation, the same on every mesh. The metric `dropped` is their fraction. By
@@ -75,6 +84,8 @@ class Experts:
         if self.active > (most := self.active_groups * self.count // self.groups):
             message = f"active_groups = {self.active_groups} have {most} experts, fewer than active = {self.active}"
             raise FieldError("active_groups", message)
+        if self.shared_hidden and not self.shared:
+            raise FieldError("shared_hidden", "shared_hidden: there are no shared experts")
         if self.shared_gate and not self.shared:
             raise FieldError("shared_gate", "shared_gate: there are no shared experts")
         if self.active == 1 < self.count and self.renormalise:
@@ -92,10 +103,17 @@ class Experts:
             "router": Param((width, self.count), "embed _", inner, fan_in=("embed",), exact=True),
             "experts": matrices(width, self.hidden, form, inner=inner, outer=outer, count=self.count),
         }
+        if self.biases:
+            size = self.hidden
+            tree["experts"] |= {f"{name}_bias": bias((self.count, size), "experts hidden")
+                                for name in tree["experts"] if name != "down"}  # fmt: skip
+            tree["down_bias"] = bias((self.count, width), "_ embed")
+        if self.router_bias:
+            tree["router_bias"] = Param((self.count,), "_", declare.zeros, decay=False, exact=True)
         if self.biased:
             tree["bias"] = Param((self.count,), "_", declare.zeros, decay=False, rate=self.bias_rate, exact=True)
         if self.shared:
-            tree["shared"] = matrices(width, self.shared * self.hidden, form, inner, outer)
+            tree["shared"] = matrices(width, self.shared_size, form, inner, outer)
         if self.shared_gate:
             tree["shared_gate"] = Param((width, 1), "embed _", inner, fan_in=("embed",))
         return tree
@@ -118,13 +136,15 @@ class Experts:
 
         # The gates multiply the rows before the last matrix, so that its result is not needed for their gradient.
         def products(experts: Tree, rows_NE: jax.Array, gates_N1: jax.Array, times: Product) -> jax.Array:
-            y_NF = hidden(form, lambda name: times(rows_NE, experts[name], name)) * gates_N1
+            y_NF = hidden(form, lambda name: times(rows_NE, experts[name], name, experts.get(f"{name}_bias")))
+            y_NF = y_NF * gates_N1
             return times(y_NF, experts["down"], "down")
 
-        dims = {
-            name: "experts hidden embed" if name == "down" else "experts embed hidden" for name in params["experts"]
-        }
+        dims = dict.fromkeys(("gate", "up"), "experts embed hidden") | {"down": "experts hidden embed"}
+        dims = {name: dims.get(name, "experts hidden") for name in params["experts"]}
         out_BTE = ctx.dispatch(tokens, ExpertWeights(params["experts"], dims, products, most=limit))
+        if self.biases:
+            out_BTE = out_BTE + self._down_biases(params, tokens, ctx)
         if self.shared:
             shared = params["shared"]
             y_BTF = hidden(form, lambda name: matmul(tokens.x, shared[name], name=name))
@@ -134,6 +154,14 @@ class Experts:
             out_BTE = out_BTE + y_BTE
         return out_BTE, sums
 
+    def _down_biases(self, params: Tree, tokens: Routing, ctx: Context) -> jax.Array:
+        """The biases of the experts' last products, weighted by the gates: on the first share of `hidden` alone, since
+        the shares are summed."""
+        weights_BTX = (jax.nn.one_hot(tokens.chosen, self.count) * tokens.gates[..., None]).sum(2)
+        out_BTE = matmul(weights_BTX.astype(tokens.x.dtype), params["down_bias"], narrow=False)
+        first = ctx.first("hidden", params["experts"]["up"].shape[-1])
+        return jnp.where(first == 0, out_BTE, 0)
+
     def _route(
         self, params: Tree, x_BTE: jax.Array, weight_BT: jax.Array, ctx: Context
     ) -> tuple[jax.Array, jax.Array, Tree]:
@@ -141,6 +169,8 @@ class Experts:
         # rounding may change which experts are chosen: always in float32, whatever dtype the layers compute in
         exact = [x.astype(jnp.float32) for x in (x_BTE, params["router"])]
         logits_BTX = jnp.einsum("BTE,EX->BTX", *exact, precision=jax.lax.Precision.HIGHEST)
+        if self.router_bias:
+            logits_BTX = logits_BTX + params["router_bias"].astype(jnp.float32)[None, None]
         scores_BTX = jax.nn.softmax(logits_BTX) if self.score == "softmax" else jax.nn.sigmoid(logits_BTX)
         ranked_BTX = scores_BTX + (params["bias"].astype(jnp.float32)[None, None] if self.biased else 0)
         ranked_BTX = self._in_groups(ranked_BTX) if self.groups > 1 else ranked_BTX
@@ -159,6 +189,11 @@ class Experts:
         return chosen_BTK, (gates_BTK * self.scale).astype(x_BTE.dtype), sums
 
     @property
+    def shared_size(self) -> int:
+        """Hidden width of the shared experts together."""
+        return self.shared_hidden or self.shared * self.hidden
+
+    @property
     def biased(self) -> bool:
         """Whether there is a routing bias."""
         return self.bias or self.bias_rate > 0
@@ -166,7 +201,7 @@ class Experts:
     def _in_groups(self, ranked_BTX: jax.Array) -> jax.Array:
         """The ranks, with those of experts outside the best groups below all others."""
         split_BTGN = jax.lax.stop_gradient(ranked_BTX).reshape(*ranked_BTX.shape[:2], self.groups, -1)
-        best_BTG = jnp.sort(split_BTGN, -1)[..., -2:].sum(-1)
+        best_BTG = jnp.sort(split_BTGN, -1)[..., -self.group_by :].sum(-1)
         order_BTG = jnp.argsort(jnp.argsort(best_BTG, descending=True, stable=True), -1)  # 0 for the best group
         open_BTX = jnp.repeat(order_BTG < self.active_groups, self.count // self.groups, -1)
         return jnp.where(open_BTX, ranked_BTX, -jnp.inf)

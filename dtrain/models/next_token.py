@@ -8,7 +8,7 @@ Dims: B batch, T tokens, E embed, V this device's share of the vocabulary or a c
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from dtrain.core.metrics import NLL
 from dtrain.data.batch import TOKEN, Example
 from dtrain.models.nn.attention import MASKED_SCORE
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.layers import lift
+from dtrain.models.nn.layers import added, lift
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import TOKENS
 from dtrain.models.nn.param import Tree
@@ -42,11 +42,12 @@ class Head:
     """Whether the matrix has more columns than there are words."""
 
     def logits(
-        self, x_BTE: jax.Array, matrix: jax.Array, dtype: str, first: jax.Array | int = 0, stride: int = 1
+        self, x_BTE: jax.Array, matrix: Tree, dtype: str, first: jax.Array | int = 0, stride: int = 1
     ) -> jax.Array:
         """Logits (B, T, V) of every `stride`-th word from word `first` on."""
-        wide = str(jnp.promote_types(x_BTE.dtype, dtype))
-        logits_BTV = matmul(x_BTE, matrix.T if self.tied else matrix, dtype=wide, narrow=False).astype(dtype)
+        wide, weight, bias_V = str(jnp.promote_types(x_BTE.dtype, dtype)), weight_of(matrix), bias_of(matrix)
+        logits_BTV = matmul(x_BTE, weight.T if self.tied else weight, dtype=wide, narrow=False).astype(dtype)
+        logits_BTV = logits_BTV if bias_V is None else added(logits_BTV, bias_V)
         logits_BTV = self.softcap * jnp.tanh(logits_BTV / self.softcap) if self.softcap else logits_BTV
         if not self.padded:
             return logits_BTV
@@ -140,7 +141,7 @@ class Head:
 
     def _size(self, matrix: Tree) -> int:
         """This device's share of the words. RecipeError if the chunks do not divide it."""
-        size = jax.tree.leaves(matrix)[0].shape[0 if self.tied else 1]
+        size = jax.tree.leaves(weight_of(matrix))[0].shape[0 if self.tied else 1]
         if size % self.parts:
             message = f"model.loss_chunks = {self.parts} does not divide the {size} words of each device's share"
             raise RecipeError(f"{message} of the vocabulary", "use a divisor of that, or 1")
@@ -198,11 +199,23 @@ class Head:
         """
 
         def to_chunks(leaf: jax.Array) -> jax.Array:
+            if leaf.ndim == 1:  # the bias
+                return leaf.reshape(-1, parts).T
             if self.tied:
                 return jnp.moveaxis(leaf.reshape(-1, parts, leaf.shape[1]), 1, 0)
             return jnp.moveaxis(leaf.reshape(leaf.shape[0], -1, parts), 2, 0)
 
         return jax.tree.map(to_chunks, matrix)
+
+
+def weight_of(matrix: Tree) -> Any:
+    """The matrix of a head that may have a bias: {"weight", "bias"}."""
+    return matrix["weight"] if isinstance(matrix, dict) else matrix
+
+
+def bias_of(matrix: Tree) -> Any:
+    """The bias of a head (V,), or None."""
+    return matrix["bias"] if isinstance(matrix, dict) else None
 
 
 class Known(NamedTuple):

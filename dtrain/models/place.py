@@ -88,6 +88,128 @@ class Place:
         flat = values.reshape([math.prod(sizes) for sizes in _groups(param)])
         return flat.T if self.transposed else flat
 
+    @property
+    def alone(self) -> bool:
+        """Whether the tensor is a matrix (out, in) of this parameter alone."""
+        return self.transposed and not self.total
+
+    @property
+    def key(self) -> int:
+        """The order of the parameters that share a tensor."""
+        return self.start
+
+    def joined(self, parts: Mapping[int, np.ndarray]) -> np.ndarray | None:
+        """The tensor, from what `write` gave for each parameter that it has, by `key`; None if one is missing."""
+        outputs = 0 if self.transposed else -1  # where they are concatenated
+        ordered = [parts[key] for key in sorted(parts)]
+        if self.total and sum(one.shape[outputs] for one in ordered) < self.total:
+            return None
+        return ordered[0] if len(ordered) == 1 else np.concatenate(ordered, outputs)
+
+
+@dataclass(frozen=True)
+class Alternating(Place):
+    """A parameter that shares a tensor with others: `run` outputs of each of them in turn. The tensor is read whole."""
+
+    parts: int = 1
+    """Number of the parameters."""
+    part: int = 0
+    """The number of this one."""
+    run: int = 1
+    together: bool = False
+    """Whether the tensor has all experts, along its first dim."""
+
+    def _apart(self, param: Param) -> list[str]:
+        dims = _apart(param)
+        return dims[:1] if self.together and dims[:1] == ["layer"] else [] if self.together else dims
+
+    def _own(self, param: Param) -> list[int]:
+        """The shape of one tensor's share of the parameter: (experts, in, out), of which some may be missing."""
+        apart, lead = len(self._apart(param)), int(self.together)
+        rest = _groups(param) if param.fan_in else [param.shape[apart + lead :]]
+        return [*param.shape[apart : apart + lead], *(math.prod(sizes) for sizes in rest)]
+
+    def _turned(self, values: np.ndarray) -> np.ndarray:
+        return np.swapaxes(values, -1, -2) if self.transposed else values
+
+    def names(self, param: Param) -> list[str]:
+        dims = self._apart(param)
+        return [self._named(dims, numbers) for numbers in product(*map(range, param.shape[: len(dims)]))]
+
+    def shape(self, param: Param) -> tuple[int, ...]:
+        *outer, last = self._own(param)
+        shape = [*outer, last * self.parts]
+        return (*shape[:-2], shape[-1], shape[-2]) if self.transposed else tuple(shape)
+
+    def read(self, load: Load, param: Param, index: Index) -> np.ndarray:
+        dims, shape, own = self._apart(param), self.shape(param), self._own(param)
+        count = len(dims) + self.together
+        some = [index[len(dims)]] if self.together else []
+        whole = (*some, *(slice(0, size) for size in shape[len(some) :]))
+        found = []
+        for numbers in product(*(range(part.start, part.stop) for part in index[: len(dims)])):
+            values = self._turned(load(self._named(dims, numbers), whole))
+            values = values.reshape(*values.shape[:-1], -1, self.parts, self.run)[..., self.part, :]
+            leading = [some[0].stop - some[0].start] if some else []
+            found.append(values.reshape(*leading, *own[len(some) :]).reshape(*leading, *param.shape[count:]))
+        inner = (*(slice(None) for _ in some), *index[count:])
+        parts = [values[inner] for values in found]
+        if not dims:
+            return parts[0]
+        return np.stack(parts).reshape(*(part.stop - part.start for part in index[: len(dims)]), *parts[0].shape)
+
+    def write(self, values: np.ndarray, param: Param) -> np.ndarray:
+        return values.reshape(self._own(param))
+
+    @property
+    def alone(self) -> bool:
+        return self.transposed and self.parts == 1 and not self.together
+
+    @property
+    def key(self) -> int:
+        return self.part
+
+    def joined(self, parts: Mapping[int, np.ndarray]) -> np.ndarray | None:
+        if len(parts) < self.parts:
+            return None
+        runs = [parts[key].reshape(*parts[key].shape[:-1], -1, self.run) for key in sorted(parts)]
+        whole = np.stack(runs, -2)
+        return self._turned(whole.reshape(*whole.shape[:-3], -1))
+
+
+@dataclass(frozen=True)
+class Row(Place):
+    """A parameter of one dim whose tensor has a dim of size one before it."""
+
+    def shape(self, param: Param) -> tuple[int, ...]:
+        return (1, *super().shape(param))
+
+    def read(self, load: Load, param: Param, index: Index) -> np.ndarray:
+        return super().read(lambda name, part: load(name, (slice(0, 1), *part))[0], param, index)
+
+    def write(self, values: np.ndarray, param: Param) -> np.ndarray:
+        return super().write(values, param)[None]
+
+
+@dataclass(frozen=True)
+class Later(Place):
+    """A table whose tensor has `skipped` rows before its own, which are not read and written as zeros."""
+
+    skipped: int = 0
+
+    def shape(self, param: Param) -> tuple[int, ...]:
+        rows, *rest = super().shape(param)
+        return (rows + self.skipped, *rest)
+
+    def read(self, load: Load, param: Param, index: Index) -> np.ndarray:
+        rows, *rest = index
+        moved = slice(rows.start + self.skipped, rows.stop + self.skipped)
+        return load(self.name, (moved, *rest))
+
+    def write(self, values: np.ndarray, param: Param) -> np.ndarray:
+        own = super().write(values, param)
+        return np.concatenate([np.zeros((self.skipped, *own.shape[1:]), own.dtype), own])
+
 
 @dataclass(frozen=True)
 class Whole(Place):

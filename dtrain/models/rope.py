@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Gt, Le
 
 from dtrain.core.errors import FieldError
-from dtrain.core.types import Positive, PositiveFloat
+from dtrain.core.types import NonNegative, Positive, PositiveFloat
 from dtrain.models.nn.matmul import on_tpu
 
 
@@ -24,6 +24,8 @@ class LinearScaling:
 
     attention: ClassVar[float] = 1.0
     """Factor of queries and keys."""
+    scores: ClassVar[float] = 1.0
+    """Factor of attention scores."""
 
     kind: Literal["linear"] = "linear"
     factor: PositiveFloat
@@ -38,6 +40,7 @@ class Llama3:
     """Divide low frequencies by `factor`, keep high ones, interpolate between (Dubey et al. 2024; Llama 3.1's code)."""
 
     attention: ClassVar[float] = 1.0
+    scores: ClassVar[float] = 1.0
 
     kind: Literal["llama3"] = "llama3"
     factor: PositiveFloat = 8.0
@@ -74,6 +77,10 @@ class Yarn:
     """Frequencies with fewer rotations are divided."""
     attention_factor: PositiveFloat | None = None
     """Factor of queries and keys; default: 0.1 log(factor) + 1 (Peng et al. 2023, section 3.4)."""
+    mscale_all_dim: NonNegative = 0.0
+    """Attention scores are multiplied by (0.1 x mscale_all_dim x log(factor) + 1) squared (DeepSeek)."""
+    truncate: bool = True
+    """Round the bounds of the frequencies that are interpolated to whole pairs; without (gpt-oss)."""
 
     def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
         pairs = len(plain)
@@ -82,7 +89,9 @@ class Yarn:
         def pair(turns: float) -> float:
             return pairs * math.log(self.original / (turns * 2 * math.pi)) / math.log(theta)
 
-        low, high = max(math.floor(pair(self.fast)), 0), min(math.ceil(pair(self.slow)), 2 * pairs - 1)
+        low, high = pair(self.fast), pair(self.slow)
+        low, high = (math.floor(low), math.ceil(high)) if self.truncate else (low, high)
+        low, high = max(low, 0), min(high, 2 * pairs - 1)
         # an empty ramp (high < low) is divided by its negative length, as in transformers
         stretched = np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0.0, 1.0)
         return plain * (1 - stretched) + plain / self.factor * stretched
@@ -93,6 +102,11 @@ class Yarn:
         if self.attention_factor is not None:
             return self.attention_factor
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    @property
+    def scores(self) -> float:
+        """Factor of attention scores."""
+        return (0.1 * self.mscale_all_dim * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,9 @@ LATER: dict[str, object] = {
     "residual_multiplier": 1.0, "logit_multiplier": 1.0, "pattern": [], "attention_multiplier": None,
     "query_growth": None, "experts.shared_gate": False, "experts.bias": False, "experts.groups": 1,
     "experts.active_groups": 1, "position.partial": 1.0, "position.interleaved": False,
-    "out_bias": False, "mlp_bias": False,
+    "out_bias": False, "mlp_bias": False, "parallel_norms": False, "latent": None, "sinks": False, "head_bias": False,
+    "experts.group_by": 2, "experts.biases": False, "experts.router_bias": False,
+    "experts.shared_hidden": None,
 }  # fmt: skip
 """Settings of decoders that earlier versions did not have, with the values that say what those versions computed."""
 
@@ -63,7 +65,7 @@ def completed(recorded: Settings) -> Settings:
         whole["experts.bias"] = whole["experts.bias"] or whole.pop("experts.bias_rate") > 0
     scaling = whole.get("position.scaling")
     if isinstance(scaling, dict) and scaling.get("kind") == "yarn":
-        whole["position.scaling"] = {"attention_factor": None} | scaling
+        whole["position.scaling"] = {"attention_factor": None, "mscale_all_dim": 0.0, "truncate": True} | scaling
     return whole
 
 
@@ -115,6 +117,8 @@ def _resolved(model: Decoder) -> Settings:
         **{name: model.bias or getattr(model, name) for name in ("qkv_bias", "out_bias", "mlp_bias")},
         "query_pre_attn_scalar": None if scalar == model.head_size else scalar,
         **({"experts.bias": model.experts.biased} if model.experts else {}),
+        **({"experts.shared_hidden": model.experts.shared_size or None} if model.experts else {}),
+        **({"latent.value_dim": model.latent.values(model.head_size)} if model.latent else {}),
         "attention_multiplier": None if multiplier == model.head_size**-0.5 else multiplier,
     } | ({"context": model.context} if isinstance(model.position, Learned) else {})
 

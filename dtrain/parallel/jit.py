@@ -180,19 +180,21 @@ class JitContext(ExampleVerbs):
         v_BTGD: jax.Array,
         spec: AttentionSpec,
         document_BT: jax.Array | None,
+        sink_H: jax.Array | None = None,
     ) -> jax.Array:
         platform, partition = self.layout.platform, self.layout.spec
         if self.layout.sizes[SEQUENCE] == 1 and platform == "cpu":
-            return local_attention(platform, q_BTHD, k_BTGD, v_BTGD=v_BTGD, spec=spec, document_BT=document_BT)
+            return local_attention(platform, q_BTHD, k_BTGD, v_BTGD, spec=spec, document_BT=document_BT, sink_H=sink_H)
         q, kv = partition(("batch", "length", "heads")), partition(("batch", "length", "kv_heads"))
-        documents = [] if document_BT is None else [document_BT]
         inner = ShardMapContext(self.layout)
+        more = {"document_BT": (document_BT, ("batch", "length")), "sink_H": (sink_H, ("heads",))}
+        more = {name: (array, partition(dims)) for name, (array, dims) in more.items() if array is not None}
         region = self._shard_map(
-            lambda q, k, v, *documents: inner.attend(q, k, v, spec, documents[0] if documents else None),
-            (q, kv, kv, *[partition(("batch", "length")) for _ in documents]),
+            lambda q, k, v, *rest: inner.attend(q, k, v, spec, **{"document_BT": None, **dict(zip(more, rest))}),
+            (q, kv, kv, *[dims for _, dims in more.values()]),
             q,
         )
-        return region(q_BTHD, k_BTGD, v_BTGD, *documents)
+        return region(q_BTHD, k_BTGD, v_BTGD, *[array for array, _ in more.values()])
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()

@@ -42,16 +42,17 @@ def local_attention(
     v_BTGD: jax.Array,
     spec: AttentionSpec,
     document_BT: jax.Array | None,
+    sink_H: jax.Array | None = None,
 ) -> jax.Array:
     """Attention over full rows (B, T, H, D), by the fastest kernel of the platform for such shapes and dtypes."""
     length, dim = q_BTHD.shape[1], q_BTHD.shape[3]
     if platform == "tpu" and length % LANES == 0 and dim % 64 == 0:
-        return splash(q_BTHD, k_BTGD, v_BTGD, spec, document_BT)
-    plain_scores = document_BT is None and spec.softcap is None
+        return splash(q_BTHD, k_BTGD, v_BTGD, spec, document_BT, sink_H)
+    plain_scores = document_BT is None and spec.softcap is None and sink_H is None and v_BTGD.shape[3] == dim
     if platform == "gpu" and plain_scores and q_BTHD.dtype in CUDNN_DTYPES and dim <= LANES and dim % 8 == 0:
         return checkpoint_name(cudnn(q_BTHD, k_BTGD, v_BTGD, spec), ATTENTION)
     positions = Positions(jnp.arange(length, dtype=jnp.int32), document_BT)
-    return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, spec, positions), ATTENTION)
+    return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, spec, positions, sink_H), ATTENTION)
 
 
 def cudnn(q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, spec: AttentionSpec) -> jax.Array:
@@ -74,6 +75,7 @@ def splash(
     v_BTGD: jax.Array,
     spec: AttentionSpec,
     document_BT: jax.Array | None,
+    sink_H: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """JAX's splash attention kernel for TPU, in Pallas: fully masked blocks are not computed.
@@ -85,17 +87,18 @@ def splash(
     # if ATTENTION is saved, the backward pass does not rerun the forward kernel
     attend = _splash_kernel(spec, q_BTHD.shape, residual_checkpoint_name=ATTENTION, interpret=interpret)
 
-    def rows(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> jax.Array:
-        """Attention of rows: q (B, T, H, D), k and v (B, T, G, D), document (B, T); (B, T, H, D)."""
+    def rows(q: jax.Array, k: jax.Array, v: jax.Array, sink: jax.Array | None, document: jax.Array | None) -> jax.Array:
+        """Attention of rows: q (B, T, H, D), k and v (B, T, G, D), sink (H,), document (B, T); (B, T, H, D)."""
         q, k, v = (
             checkpoint_name(jnp.swapaxes(x, 1, 2), name) for name, x in zip(QKV, (q, k, v), strict=True)
         )  # (heads, tokens) order, as the backward kernels read them
         ids = None if document is None else kernel.SegmentIds(document, document)
-        out: Any = jax.vmap(attend, in_axes=(0, 0, 0, None if ids is None else 0))(q, k, v, ids)
+        out: Any = jax.vmap(attend, in_axes=(0, 0, 0, None if ids is None else 0, None))(q, k, v, ids, sink)
         return jnp.swapaxes(out, 1, 2)
 
     scaled = (q_BTHD * spec.scale).astype(q_BTHD.dtype)
-    return _differentiable(rows)(scaled, k_BTGD, v_BTGD, document_BT)
+    sink_H = None if sink_H is None else vary(sink_H.astype(jnp.float32), axes_of(q_BTHD))
+    return _differentiable(rows)(scaled, k_BTGD, v_BTGD, sink_H, document_BT)
 
 
 def pair_attention(platform: str, spec: AttentionSpec, length: int, dim: int) -> PairAttention:
@@ -245,12 +248,14 @@ def _differentiable(rows: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
     @jax.custom_vjp
-    def call(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> jax.Array:
-        return forward(q, k, v, document)[0]
+    def call(q: jax.Array, k: jax.Array, v: jax.Array, sink: jax.Array | None, document: jax.Array | None) -> jax.Array:
+        return forward(q, k, v, sink, document)[0]
 
-    def forward(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> tuple[jax.Array, Tree]:
+    def forward(
+        q: jax.Array, k: jax.Array, v: jax.Array, sink: jax.Array | None, document: jax.Array | None
+    ) -> tuple[jax.Array, Tree]:
         with _tracked(kernel, q):
-            return jax.vjp(lambda q, k, v: rows(q, k, v, document), q, k, v)
+            return jax.vjp(lambda *inputs: rows(*inputs, document), q, k, v, sink)
 
     def backward(back: Tree, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
         with _tracked(kernel, gradient):

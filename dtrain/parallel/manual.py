@@ -211,19 +211,21 @@ class ShardMapContext(ExampleVerbs):
         v_BTGD: jax.Array,
         spec: AttentionSpec,
         document_BT: jax.Array | None,
+        sink_H: jax.Array | None = None,
     ) -> jax.Array:
         parts, heads = self.layout.sizes[SEQUENCE], q_BTHD.shape[2]
         k_BTGD, v_BTGD = (self._groups_of_own_heads(x_BTGD, heads) for x_BTGD in (k_BTGD, v_BTGD))
         if parts == 1:
             return local_attention(
-                self.layout.platform, q_BTHD, k_BTGD, v_BTGD=v_BTGD, spec=spec, document_BT=document_BT
+                self.layout.platform, q_BTHD, k_BTGD, v_BTGD, spec=spec, document_BT=document_BT, sink_H=sink_H
             )
         if not spec.causal:
             message = f"mesh.sequence = {parts} supports causal attention only; this model's attention is not causal"
             raise RecipeError(message, "set mesh.sequence: 1")
         # the zigzag order has two chunks for each part
         pairs = pair_attention(self.layout.platform, spec, q_BTHD.shape[1] // 2, q_BTHD.shape[3])
-        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT=document_BT, pairs=pairs, axis=SEQUENCE, parts=parts)
+        sink_H = None if sink_H is None else vary(sink_H, axes_of(q_BTHD))
+        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT, sink_H, pairs=pairs, axis=SEQUENCE, parts=parts)
 
     def _groups_of_own_heads(self, x_BTGD: jax.Array, heads: int) -> jax.Array:
         """Of keys or values with all groups on every device, the groups that this device's `heads` query heads use."""

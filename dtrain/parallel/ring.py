@@ -25,6 +25,7 @@ from dtrain.models.nn.attention import (
     attention_scores,
     attention_with_lse,
     in_chunks,
+    with_sink,
 )
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import ATTENTION
@@ -86,22 +87,30 @@ def zigzag_tokens(part: jax.Array | int, parts: int, size: int) -> jax.Array:
     return jnp.concatenate([part * (size // 2) + half, (2 * parts - 1 - part) * (size // 2) + half])
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def ring_attention(
     q_BTHD: jax.Array,
     k_BTGD: jax.Array,
     v_BTGD: jax.Array,
     document_BT: jax.Array | None,
+    sink_H: jax.Array | None,
     pairs: PairAttention,
     axis: str,
     parts: int,
 ) -> jax.Array:
     """Causal attention over rows that `axis` splits into `parts`, in zigzag order: (B, T, H, D)."""
-    return _forward(q_BTHD, k_BTGD, v_BTGD, document=document_BT, pairs=pairs, axis=axis, parts=parts)[0]
+    return _forward(q_BTHD, k_BTGD, v_BTGD, document_BT, sink_H, pairs=pairs, axis=axis, parts=parts)[0]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None, pairs: PairAttention, axis: str, parts: int
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    document: jax.Array | None,
+    sink: jax.Array | None,
+    pairs: PairAttention,
+    axis: str,
+    parts: int,
 ) -> tuple[jax.Array, Tree]:
     me = jax.lax.axis_index(axis)
     early, late = _queries(q, me, parts, document)
@@ -129,14 +138,15 @@ def _forward(
     start = (early_to_first, _merged(pairs.attend(late, first, own=False), late_to_last))
     (_, partial_results), _ = jax.lax.scan(rest, (own, start), jnp.arange(1, parts))
     out, log = (jnp.concatenate(halves, 1) for halves in zip(*partial_results, strict=True))
+    out, log = (out, log) if sink is None else with_sink(out, log, sink)
     out, log = checkpoint_name(out.astype(q.dtype), ATTENTION), checkpoint_name(log, ATTENTION)
-    return out, (q, k, v, document, out, log)
+    return out, (q, k, v, document, sink, out, log)
 
 
 def _backward(
     pairs: PairAttention, axis: str, parts: int, saved: Tree, gradient: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-    q, k, v, document, out, log = saved
+    q, k, v, document, sink, out, log = saved
     me = jax.lax.axis_index(axis)
     early, late = _queries(q, me, parts, document)
     request_early, request_late = (
@@ -171,7 +181,14 @@ def _backward(
     (_, key_gradients, dq), _ = jax.lax.scan(rest, start, jnp.arange(1, parts))
     front, back = _to_next_device(key_gradients, axis, parts)  # after parts turns, back on their own device
     dk, dv = (jnp.concatenate(halves, 1) for halves in zip(front, back, strict=True))
-    return jnp.concatenate(dq, 1).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+    of_sink = None if sink is None else _of_sink(gradient, out, log, sink)
+    return jnp.concatenate(dq, 1).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, of_sink
+
+
+def _of_sink(gradient: jax.Array, out: jax.Array, log: jax.Array, sink: jax.Array) -> jax.Array:
+    """The gradient of the sinks (H,): dS = P x (dO V^T - delta) with V = 0, summed over rows and queries."""
+    delta_BTH = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
+    return -(jnp.exp(sink.astype(jnp.float32)[None, None] - log) * delta_BTH).sum((0, 1)).astype(sink.dtype)
 
 
 ring_attention.defvjp(_forward, _backward)

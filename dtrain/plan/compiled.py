@@ -45,7 +45,9 @@ def compiled(assembly: Assembly) -> Compiled:
             refuse_unknown(error)
             if not lacks_main_memory(str(error)):
                 reason = re.sub(r"\s+", " ", str(error))[:300]
-                raise EnvironmentFault(f"the compiler failed: {reason}", "try --quick, or another mesh") from error
+                raise EnvironmentFault(
+                    f"the compiler failed: {reason}", "try --quick, another mesh, or without the options of engine.xla"
+                ) from error
             return _out_of_memory(folder, str(error))
         stats: Any = program.memory_analysis()
         peak, code = int(stats.peak_memory_in_bytes), int(stats.generated_code_size_in_bytes)

@@ -31,7 +31,6 @@ from dtrain.data.tokenizer_files import copy_tokenizer
 from dtrain.models.agreement import CONFIG, agree, described, record
 from dtrain.models.decoder import Decoder
 from dtrain.models.families.fields import Published
-from dtrain.models.layer_pattern import DENSE
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.nn.param import count
 from dtrain.recipe.load import given_part, lasting_text, load, plain
@@ -40,16 +39,16 @@ from dtrain.recipe.sizes import with_sizes
 from dtrain.recipe.yaml import dump
 from dtrain.train.provenance import conditions, conditions_of
 from dtrain.train.resume import Start
-from dtrain.weights.card import record_base
+from dtrain.weights.card import base_kind, record_base
 from dtrain.weights.checkpoint_choice import refuse_no_run
 from dtrain.weights.initial import Origin, compare_pictures, initial_from
 from dtrain.weights.load import load_run, values_of
 from dtrain.weights.peft import adapted_names, read_adapter, read_config
 from dtrain.weights.read import (
+    base_names,
     find_tensors,
     is_published,
     leaves_by_path,
-    published_names,
     read,
     tensor_names,
     without_padding,
@@ -169,7 +168,7 @@ def import_adapters(
         raise RecipeError(f"{base} has adapters itself", "name the run that has the parameters of the model")
     original = load(Folder(base).recipe)
     declared = without_padding(original.model.params())
-    table = published_names(original.model, declared)
+    table = base_names(original.model, declared, base_kind(Folder(base)))
     places = {name: (table[name], declared[name]) for name in declared}
     with opened(source) as tensors:
         names = adapted_names(tensors, places, source)
@@ -333,6 +332,9 @@ def _dtype(source: Path) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or "")
 
 
+ATTENTION = ("query", "key", "value", "out")
+
+
 def _written(
     path: Path,
     name: str,
@@ -352,8 +354,9 @@ def _written(
         chunks = (n for n in range(1, words + 1) if words % n == 0 and words // n <= WORDS)
         section["loss_chunks"] = next(chunks)
     layer = "blocks.*." if model.stacks else "blocks."
-    targets = [f"{layer}{name}.weight" for name in ("query", "key", "value", "out")]
-    targets += [] if model.experts and DENSE not in model.stacks else [f"{layer}mlp.*"]
+    matrices = ("query.weight", "latent.*", "out.weight") if model.latent else [f"{name}.weight" for name in ATTENTION]
+    targets = [f"{layer}{name}" for name in matrices]
+    targets += [] if model.experts else [f"{layer}mlp.*"]
     template = "  # template: chatml  # if the tokenizer has none of its own\n"
     if found:
         has_template = open_tokenizer(tokenizer).template is not None

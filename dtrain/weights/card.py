@@ -8,20 +8,30 @@ from typing import Any
 import yaml
 
 from dtrain import __version__
-from dtrain.core.files import overwrite
+from dtrain.core.files import overwrite, read_object
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
+from dtrain.models.image_configs import CONFIG
 
 CARD = "README.md"
 MARK = "<!-- Written by dtrain export, which leaves a file without this line as it is. -->"
 BASE = "base.json"
-"""In the folder of an imported run: the name and the licence of the published weights."""
+"""In the folder of an imported run: the name, the licence and the `model_type` of the published weights."""
 UNKNOWN = "unknown: look it up before you publish these weights"
 
 
 def record_base(run_dir: Path, source: Path) -> None:
-    """Keep the name of a published folder, and the licence that its card states."""
-    overwrite(run_dir / BASE, json.dumps({"name": source.resolve().name, "license": _license(source / CARD)}) + "\n")
+    """Keep the name of a published folder, its type of model, and the licence that its card states."""
+    config = source / CONFIG
+    kind = read_object(config, "the configuration of a model").get("model_type") if config.is_file() else None
+    about = {"name": source.resolve().name, "license": _license(source / CARD), "model_type": kind}
+    overwrite(run_dir / BASE, json.dumps(about) + "\n")
+
+
+def base_kind(run_dir: Folder) -> str:
+    """The `model_type` of the published weights that a run began with; empty if that is not known."""
+    recipe = yaml.safe_load(run_dir.recipe.read_text(encoding="utf-8"))
+    return str(_base(recipe, run_dir).get("model_type") or "")
 
 
 def _license(card: Path) -> str:

@@ -22,7 +22,7 @@ from dtrain.models.place import Place
 from dtrain.weights.load import LoadedRun, values_of
 from dtrain.weights.peft import adapter_config, adapter_tensors
 from dtrain.weights.program import PROGRAM
-from dtrain.weights.read import leaves_by_path, own_names, published_names, without_padding
+from dtrain.weights.read import base_names, leaves_by_path, own_names, published_names, without_padding
 
 SUFFIX = ".safetensors"
 FORMATS = {".gguf", ".h5", ".msgpack", ".onnx"}
@@ -49,8 +49,11 @@ def export(
     names: Names | None = None,
     adapters: bool = False,
     dtype: DType = "float32",
+    base: str = "",
 ) -> list[str]:
     """Write all parameters, or with `adapters` those of `lora` alone; sentences that state what was written.
+
+    `base`: the `model_type` of the published weights that the run began with, whose names adapters get.
 
     A folder gets published names, config.json and the tokenizer where the model has them, or PEFT's form of adapters;
     a .safetensors file gets dtrain's names, unless `names` says otherwise. RecipeError if published names do not exist
@@ -70,7 +73,7 @@ def export(
         write(path, _cast(arrays, dtype), about)
         return [_written(path)]
     if adapters:
-        return _export_adapters(loaded, path, dtype, about)
+        return _export_adapters(loaded, path, dtype, base, about)
     model: Any = loaded.recipe.model
     declared = without_padding(loaded.assembly.layout.declared)
     library = "timm" if names == "timm" else "transformers"
@@ -135,11 +138,8 @@ def _tensors(
         tensors = place.names(param)
         for tensor, part in zip(tensors, value.reshape(len(tensors), -1), strict=True):
             parts = parts_of.setdefault(tensor, {})
-            parts[place.start] = place.write(part, param)
-            outputs = 0 if place.transposed else -1  # where they are concatenated
-            if not place.total or sum(one.shape[outputs] for one in parts.values()) >= place.total:
-                joined = [parts[start] for start in sorted(parts)]
-                whole = joined[0] if len(joined) == 1 else np.concatenate(joined, outputs)
+            parts[place.key] = place.write(part, param)
+            if (whole := place.joined(parts)) is not None:
                 yield tensor, np.asarray(whole, order="C")  # np.ascontiguousarray would give a scalar a dim
                 del parts_of[tensor]
 
@@ -217,11 +217,11 @@ def _named(model: Any, declared: Mapping[str, Param], library: str, kind: object
     return published_names(model, declared, own)
 
 
-def _export_adapters(loaded: LoadedRun, folder: Path, dtype: DType, about: Mapping[str, str]) -> list[str]:
+def _export_adapters(loaded: LoadedRun, folder: Path, dtype: DType, base: str, about: Mapping[str, str]) -> list[str]:
     """PEFT's form: adapter_model.safetensors and adapter_config.json."""
     assert loaded.lora is not None
     declared = without_padding(loaded.assembly.layout.declared)
-    table = published_names(loaded.recipe.model, declared)
+    table = base_names(loaded.recipe.model, declared, base)
     tensors = adapter_tensors(loaded.adapters, {name: (table[name], declared[name]) for name in declared})
     config, path = adapter_config(loaded.lora, tensors), folder / f"adapter_model{SUFFIX}"
     write(path, _cast(tensors, dtype), about)

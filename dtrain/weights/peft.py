@@ -13,6 +13,7 @@ from dtrain.checkpoint.tensors import Tensors
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.files import read_object
 from dtrain.core.types import JsonObject
+from dtrain.models.layer_pattern import DENSE
 from dtrain.models.lora import ADAPTERS, Lora
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.place import Place
@@ -55,7 +56,10 @@ def adapter_tensors(adapters: Mapping[str, Tree], places: Mapping[str, tuple[Pla
     for path, pair in adapters.items():
         name = path.removeprefix(f"{ADAPTERS}.")
         place, param = places[name]
-        if place.total or not place.transposed:
+        if f"{DENSE}.mlp." in name:  # PEFT 0.21 takes the ends of their names for those of experts
+            message = f"{name}: PEFT loses adapters of layers without experts in a model that has some"
+            raise RecipeError(message, "export the sum of base and adapters: leave --adapters out")
+        if not place.alone:
             message = f"{name} is not a matrix (out, in) of its own in published files, as adapters of PEFT need"
             raise RecipeError(message, "export the sum of base and adapters: leave --adapters out")
         modules = place.names(param)
@@ -119,7 +123,7 @@ def adapted_names(tensors: Tensors, places: Mapping[str, tuple[Place, Param]], f
         if own and len(own) < len(modules):
             message = f"{folder} has adapters for {len(own)} of the {len(modules)} matrices of {name}"
             raise DataError(message, "dtrain's adapters are for all layers or none")
-        if own and (place.total or not place.transposed):
+        if own and not place.alone:
             raise DataError(f"{folder} has an adapter for {own[0]}, which dtrain reads as several parameters")
         found += [name] if own else []
         stems -= set(own)

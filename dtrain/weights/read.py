@@ -11,6 +11,7 @@ import numpy as np
 
 from dtrain.checkpoint.tensors import Tensors
 from dtrain.core.errors import DataError, RecipeError
+from dtrain.models.configs import kind_of, names_of
 from dtrain.models.families.tensors import HEAD
 from dtrain.models.nn.param import Param, Tree, paths
 from dtrain.models.parts import is_in
@@ -138,21 +139,35 @@ def tensor_names(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Map
         return own_names(ours)
 
     def found(naming: Naming) -> int:
-        places = [(place, param) for name, param in ours.items() if (place := naming.places.get(name))]
-        names = [f"{prefix}{place.names(param)[0]}" for place, param in places for prefix in PREFIXES]
-        return sum(name in tensors for name in names)
+        return len(_present(tensors, naming, ours))
 
-    table = max(model.namings, key=found).places
+    def fitting(naming: Naming) -> int:
+        """Families may share names, for tensors of other shapes."""
+        return sum(tensors.shape(name) == shape for name, shape in _present(tensors, naming, ours).items())
+
+    table = max(model.namings, key=lambda naming: (found(naming), fitting(naming))).places
     own, published = sum(name in tensors for name in ours), max(map(found, model.namings))
     if own > published or (not published and ours.keys() - table.keys()):
         return own_names(ours)
     embed = table["embed"].name if "embed" in table else ""
     expected = "GPT-2" if embed == EMBEDDINGS["GPT-2"] else "Llama"
+    there = any(f"{prefix}{embed}" in tensors for prefix in PREFIXES)
     for family, name in EMBEDDINGS.items():
-        if embed and family != expected and any(f"{prefix}{name}" in tensors for prefix in PREFIXES):
+        if embed and not there and family != expected and any(f"{prefix}{name}" in tensors for prefix in PREFIXES):
             message = f"the file has the parameter names of {family}; the recipe's model has those of {expected}"
             raise DataError(message, f"start from a recipe for a {family} model: `dtrain recipes presets`")
     return published_names(model, ours, table)
+
+
+def _present(tensors: Tensors, naming: Naming, ours: Mapping[str, Param]) -> dict[str, tuple[int, ...]]:
+    """The first tensor of each parameter that the file has under that naming, with the shape that it would have."""
+    return {
+        name: place.shape(param)
+        for ours_name, param in ours.items()
+        if (place := naming.places.get(ours_name))
+        for prefix in PREFIXES
+        if (name := f"{prefix}{place.names(param)[0]}") in tensors
+    }
 
 
 def _refuse_unlike(
@@ -201,6 +216,14 @@ def published_names(
         message = f"parameter {nameless[0]} has no published name"
         raise RecipeError(message if table else f"{message}: models of kind {model.kind} have only dtrain's own names")
     return table
+
+
+def base_names(model: Any, declared: Mapping[str, Param], kind: str) -> Mapping[str, Place]:
+    """The published names of every parameter in weights of that `model_type`; the model's usual ones where that is
+    empty, or other weights were published under it."""
+    families = [names_of(one) for one in (kind, kind_of(model)) if one]
+    own = (naming.places for family in families for naming in model.namings if naming.family == family)
+    return published_names(model, declared, next(own, None))
 
 
 def part_of(recipe: Recipe, tree: Mapping[str, Any], part: str) -> dict[str, Any]:

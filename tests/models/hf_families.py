@@ -7,12 +7,16 @@ SMALL = {
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LATENT = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
+          "num_key_value_heads": 4}  # fmt: skip
+GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": 96}
+OTHER_GPT = {"n_embd": 48, "n_layer": 2, "n_head": 6, "n_inner": 40, "vocab_size": 97}
 OTHER = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 5, "num_attention_heads": 6,
     "num_key_value_heads": 3,
 }  # fmt: skip
 """Other sizes: none of them a power of two."""
-OF_LAYERS = ("layer_types", "num_hidden_layers")
+OF_LAYERS = ("layer_types", "layer_rope_theta", "num_hidden_layers")
 FAMILIES = {
     "gpt2": ("gpt2", {"vocab_size": 96, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}),
     "llama2": ("llama", {"rms_norm_eps": 1e-5}),
@@ -75,6 +79,42 @@ FAMILIES = {
     "helium": ("helium", {"head_dim": 16}),
     "cwm": ("cwm", {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 6}),
     "vaultgemma": ("vaultgemma", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8}),
+    "deepseek-v2": ("deepseek_v2", LATENT | {
+        "q_lora_rank": None, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4,
+        "topk_group": 2, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.0}),
+    "deepseek-v3": ("deepseek_v3", LATENT | {
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+        "first_k_dense_replace": 1, "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "glm4-moe-lite": ("glm4_moe_lite", LATENT | {
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}),
+    "youtu": ("youtu", LATENT | {"rope_interleave": False}),
+    "gpt-oss": ("gpt_oss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
+    "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_multiplier": 0.2,
+                                  "embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.3}),
+    "granitemoeshared": ("granitemoeshared", {"num_local_experts": 4, "num_experts_per_tok": 2,
+                                              "attention_multiplier": 0.2, "shared_intermediate_size": 96}),
+    "granitemoe-swa": ("granitemoe_swa", {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "attention_multiplier": 0.2, "sliding_window": 8,
+        "shared_intermediate_size": 0, "layer_rope_theta": [0, 5e4, 1e4, 1e4]}),
+    "ernie45-moe": ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24}),
+    "hy-v3": ("hy_v3", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}),
+    "jais2": ("jais2", {}),
+    "granite-swa": ("granite_swa", {"sliding_window": 8, "attention_multiplier": 0.2,
+                                    "layer_rope_theta": [1e4, 0, 1e4, 0]}),
+    "gpt-neox": ("gpt_neox", {}),
+    "gpt-neox-sequential": ("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 0.5}),
+    "phi": ("phi", {}),
+    "gptj": ("gptj", GPT | {"rotary_dim": 8}),
+    "gptj-other": ("gptj", GPT | OTHER_GPT | {"rotary_dim": 4}),
+    "codegen": ("codegen", GPT | {"rotary_dim": 8}),
+    "codegen-other": ("codegen", GPT | OTHER_GPT | {"n_head": 4, "rotary_dim": 4}),
+    "opt": ("opt", {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 96,
+                    "max_position_embeddings": 64, "vocab_size": 96}),
+    "opt-other": ("opt", {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "ffn_dim": 40,
+                          "max_position_embeddings": 50, "vocab_size": 97, "tie_word_embeddings": False}),
+    "gpt-bigcode": ("gpt_bigcode", GPT),
+    "gpt-bigcode-other": ("gpt_bigcode", GPT | OTHER_GPT | {"multi_query": False}),
 }  # fmt: skip
 
 
@@ -82,10 +122,11 @@ def sized() -> dict[str, tuple[str, dict[str, object]]]:
     """The kind and fields of each model: NAME, and NAME-other with other sizes."""
     found = dict[str, tuple[str, dict[str, object]]]()
     for name, (kind, fields) in FAMILIES.items():
-        if kind == "gpt2":
+        if "vocab_size" in fields:
             found[name] = kind, fields
             continue
         other = {name: value for name, value in fields.items() if name not in OF_LAYERS}
         other |= {"head_dim": 8} if kind == "helium" else {}  # its heads together are as wide as the model
-        found |= {name: (kind, SMALL | fields), f"{name}-other": (kind, SMALL | other | OTHER)}
+        other |= OTHER if "kv_lora_rank" not in fields else OTHER | {"num_key_value_heads": 6}
+        found |= {name: (kind, SMALL | fields), f"{name}-other": (kind, SMALL | other)}
     return found

@@ -196,7 +196,8 @@ def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) ->
     model = LANGUAGE_MODELS[name]
     params, token = initial_state(model), random_batch(model, 2)["token"]
     whole = logits_of(model, params, token)
-    cache = KVCache.empty(model.layers, (2, model.groups, LENGTH, model.head_size), "float32")
+    groups, *sizes = model.cached
+    cache = KVCache.empty(model.layers, (2, groups, LENGTH), (sizes[0], sizes[1]), "float32")
 
     @jax.jit
     def step(cache: KVCache, token: jax.Array) -> tuple[jax.Array, KVCache]:

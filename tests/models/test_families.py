@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="DTRAIN_TEST_HF_PYTHON names no Python with transformers and peft"),
 ]
 SCRIPT = Path(__file__).with_name("hf_reference.py")
-SOME = ("cohere2", "glm4", "granite", "ministral3")
+SOME = ("cohere2", "deepseek-v3", "glm4", "gpt-oss", "granite", "ministral3")
 """Families that have between them what the others do not: in every change; the rest at night."""
 MESHES = ["data: 8", "data: 1, fsdp: 4, tensor: 2", "data: 1, tensor: 2, fsdp: 2, expert: 2"]
 

@@ -128,7 +128,7 @@ def test_what_a_pattern_excludes_is_refused() -> None:
             Decoder(**SIZES, pattern=pattern, **wrong)
     for wrong, message in (
         ({"attention_multiplier": 0.1, "query_pre_attn_scalar": 4.0}, "exclude each other"),
-        ({"parallel": True, "pre_norm": False, "post_norm": True}, "share the norm of pre_norm"),
+        ({"parallel": True, "pre_norm": False, "post_norm": True}, "read what pre_norm normalises"),
         ({"norm_scale": False, "norm_bias": True}, "leaves norm_bias and norm_offset nothing"),
         ({"qk_norm_rotated": True}, "needs qk_norm"),
     ):

@@ -10,9 +10,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from dtrain.models.nn import attention as plain
 from dtrain.models.nn.attention import AttentionSpec, Positions
+from dtrain.models.nn.vma import vary
 from dtrain.parallel import kernels
 from dtrain.parallel.kernels import SplashPairs, cudnn, rows_by_rows, splash
-from dtrain.parallel.ring import ring_attention
+from dtrain.parallel.ring import PlainPairs, ring_attention
 from dtrain.parallel.rules import zigzag_positions
 
 SPECS = {
@@ -35,7 +36,7 @@ def arrays(length: int, dim: int, dtype: Any = "float32") -> tuple[list[jax.Arra
 def by_loops(q: Any, k: Any, v: Any, spec: AttentionSpec, document: Any) -> np.ndarray:
     """The definition, one query at a time, in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    out = np.zeros_like(q)
+    out = np.zeros((*q.shape[:3], v.shape[3]))
     for b, t, h in np.ndindex(q.shape[:3]):
         s = k[b, :, h // 2] @ q[b, t, h] * spec.scale
         s = spec.softcap * np.tanh(s / spec.softcap) if spec.softcap else s
@@ -57,8 +58,8 @@ def test_the_plain_form_is_the_definition(name: str, packed: bool) -> None:
     np.testing.assert_allclose(found, by_loops(q, k, v, SPECS[name], documents), atol=1e-5)
 
 
-def with_gradients(attend: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
-    out, back = jax.vjp(attend, q, k, v)
+def with_gradients(attend: Any, *inputs: jax.Array) -> Any:
+    out, back = jax.vjp(attend, *inputs)
     return out, *back(jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape).astype(out.dtype))
 
 
@@ -122,7 +123,7 @@ def test_a_ring_of_splash_kernels_is_attention_to_the_whole_row(
     # the interpreter's own arrays do not vary over the mesh, which check_vma would refuse
     ring = jax.shard_map(
         lambda q, k, v, *document: ring_attention(
-            q, k, v, document[0] if document else None, SplashPairs(spec, interpret=True), "sequence", parts
+            q, k, v, document[0] if document else None, None, SplashPairs(spec, interpret=True), "sequence", parts
         ),
         mesh=Mesh(np.array(jax.devices()[:parts]), ("sequence",)),
         in_specs=split,
@@ -132,6 +133,47 @@ def test_a_ring_of_splash_kernels_is_attention_to_the_whole_row(
     of_documents = [document[:, order]] if packed else []
     attend = jax.jit(lambda q, k, v: ring(q[:, order], k[:, order], v[:, order], *of_documents)[:, back])
     compare(with_gradients(attend, q, k, v), reference, 2e-5)
+
+
+def with_sinks(sinks: jax.Array, q: Any, k: Any, v: Any, spec: AttentionSpec, document: Any) -> np.ndarray:
+    """The definition, in float64: one more score for each head, whose value is zero."""
+    more = by_loops(q, k, v, spec, document)
+    for b, t, h in np.ndindex(q.shape[:3]):
+        s = np.asarray(k, np.float64)[b, : t + 1, h // 2] @ np.asarray(q, np.float64)[b, t, h] * spec.scale
+        near = slice(max(0, t + 1 - (spec.window or t + 1)), t + 1)
+        same = np.asarray(document)[b, near] == document[b, t]
+        total = np.exp(s[near])[same].sum()
+        more[b, t, h] *= total / (total + np.exp(float(sinks[h])))
+    return more
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param("causal", marks=pytest.mark.nightly), "window"])
+def test_sinks_are_one_more_key_for_each_head(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the plain form, in the kernel and over a ring, with gradients; values have another size than keys."""
+    monkeypatch.setattr(kernels, "BLOCK", 128)
+    sinks, spec, length, parts = jnp.array([-1.0, 0.5, 2.0, 4.0]), SPECS[name], 512, 2
+    (q, k, v), document = arrays(length, 64)
+    v = v[..., :32]
+    reference = lambda q, k, v, s: plain.attention(q, k, v, spec, Positions(jnp.arange(length), document), s)  # noqa: E731
+    wanted = with_gradients(reference, q, k, v, sinks)
+    np.testing.assert_allclose(wanted[0], with_sinks(sinks, q, k, v, spec, document), atol=1e-5)
+    own = with_gradients(lambda q, k, v, s: splash(q, k, v, spec, document, s, interpret=True), q, k, v, sinks)
+    compare(own, wanted, 2e-5)
+    order, split = zigzag_positions(length, parts), PartitionSpec(None, "sequence")
+    pairs = SplashPairs(spec, interpret=True) if spec.window is None else PlainPairs(spec)
+    ring = jax.shard_map(
+        lambda q, k, v, document, s: ring_attention(
+            q, k, v, document, vary(s, ("sequence",)), pairs, "sequence", parts
+        ),
+        mesh=Mesh(np.array(jax.devices()[:parts]), ("sequence",)),
+        in_specs=(split, split, split, split, PartitionSpec()),
+        out_specs=split,
+        check_vma=False,
+    )
+    places = document[:, order]
+    attend = jax.jit(lambda q, k, v, s: ring(q[:, order], k[:, order], v[:, order], places, s)[:, np.argsort(order)])
+    compare(with_gradients(attend, q, k, v, sinks), wanted, 2e-5)
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ from dtrain.data.batch import Feature
 from dtrain.data.pixels import Pixels
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import QueryGrowth
+from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
@@ -38,17 +39,20 @@ OTHERS: dict[str, dict[str, Any]] = {
         "attention_softcap": 5.0, "logit_softcap": 5.0, "z_loss": 0.1, "unroll": 2, "loss_chunks": 4, "pad_vocab": 5,
         "query_pre_attn_scalar": 3.0, "window_theta": 50.0, "pattern": (LayerKind(window=4), LayerKind()),
         "qkv_clip": 0.5, "attention_multiplier": 0.7, "query_growth": QueryGrowth(rate=0.5, original=4),
+        "latent": Latent(rank=4, rotated=4),
     },
+    "Latent": {"query_rank": 6, "rotated": 2, "value_dim": 6, "epsilon": 0.1},
     "Experts": {
         "count": 8, "active": 3, "hidden": 4, "shared": 1, "scale": 2.0, "balance": 0.5, "z_loss": 0.5,
-        "bias_rate": 0.1, "capacity": 0.5, "groups": 2, "active_groups": 2,
+        "bias_rate": 0.1, "capacity": 0.5, "groups": 2, "active_groups": 2, "shared_hidden": 6,
     },
     "LayerKind": {"count": 2, "window": 8, "position": NoPosition()},
     "QueryGrowth": {"rate": 0.1, "original": 8},
     "Rope": {"theta": 100.0, "scaling": LinearScaling(factor=2.0), "partial": 0.5},
     "Linear": {"factor": 3.0},
     "Llama3": {"factor": 2.0, "low": 2.0, "high": 8.0, "original": 64},
-    "Yarn": {"factor": 2.0, "original": 64, "fast": 1000.0, "slow": 100.0, "attention_factor": 2.0},
+    "Yarn": {"factor": 2.0, "original": 64, "fast": 1000.0, "slow": 100.0, "attention_factor": 2.0,
+             "mscale_all_dim": 0.7},
     "Pixels": {
         "mean": 0.5, "std": 2.0, "crop": 2, "resized_crop": 0.3, "colour": 0.5, "mixup": 1.0, "cutmix": 1.0,
         "smoothing": 0.1,
@@ -71,6 +75,7 @@ BASES: dict[str, Any] = {
     "Linear": LinearScaling(factor=2.0),
     "Llama3": Llama3(),
     "Yarn": Yarn(factor=4.0, original=100_000),
+    "Latent": Latent(rank=4, rotated=4),
     "LayerKind": LayerKind(window=4),
     "QueryGrowth": QueryGrowth(rate=0.5, original=4),
 }
@@ -89,6 +94,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "global_every": {"window": 4}, "norm_bias": {"norm": "layer"}, "decay_all": {"decay": 0.5},
     "window_theta": {"window": 4}, "pre_norm": {"post_norm": True}, "qk_norm_joint": {"qk_norm": True},
     "qk_norm_rotated": {"qk_norm": True}, "shared_gate": {"shared": 1}, "active_groups": {"groups": 2},
+    "parallel_norms": {"parallel": True}, "shared_hidden": {"shared": 1}, "group_by": {"groups": 2},
 }  # fmt: skip
 """Other fields that a field needs to have an effect."""
 
@@ -148,6 +154,8 @@ def whole(name: str, part: Any) -> Any:
     if isinstance(part, LayerKind):  # a layer beside one that has nothing
         tiny = TINY | {"layers": 3}
         return Decoder(**tiny, experts=MOE, pattern=(part, LayerKind()))
+    if isinstance(part, Latent):
+        return Decoder(**TINY, latent=part)
     if isinstance(part, QueryGrowth):
         return Decoder(**TINY, query_growth=part)
     if isinstance(part, Rope):

@@ -350,7 +350,8 @@ def test_layers_with_and_without_experts_are_imported_with_their_numbers(
     recipe = import_published(folder, "mine", [], None, Path("runs"), notes.append)
     assert f"{folder}: not read: 2 tensors of layers that predict further tokens" in notes
     assert '"blocks.*.query.weight"' in recipe.read_text()
-    assert json.loads((tmp_path / "runs" / "mine" / "base.json").read_text()) == {"name": "Published", "license": "mit"}
+    about = {"name": "Published", "license": "mit", "model_type": config["model_type"]}
+    assert json.loads((tmp_path / "runs" / "mine" / "base.json").read_text()) == about
     run = load_run(Folder(tmp_path / "runs" / "mine"), [], notes.append)
     stacks: Any = run.params["blocks"]
     np.testing.assert_array_equal(stacks["dense"]["mlp"]["up"][0].T, tensors["model.layers.0.mlp.up_proj.weight"])

@@ -4,17 +4,20 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import DataError, FieldError
+from dtrain.core.narrow import BLOCK
 from dtrain.core.types import JsonObject
 from dtrain.models.decoder import Decoder
 from dtrain.models.families.dense import DENSE
 from dtrain.models.families.family import Family
 from dtrain.models.families.fields import Fields, Published
+from dtrain.models.families.older import OLDER
+from dtrain.models.families.older_names import LEARNED
 from dtrain.models.families.parts import merged
 from dtrain.models.families.sparse import SPARSE
 from dtrain.models.rope import Learned
 from dtrain.models.settings import differing, settings
 
-FAMILIES: dict[str, Family] = DENSE | SPARSE
+FAMILIES: dict[str, Family] = DENSE | OLDER | SPARSE
 """By `model_type`."""
 
 GEMMA3: JsonObject = {
@@ -22,28 +25,26 @@ GEMMA3: JsonObject = {
     "num_hidden_layers": 26, "num_attention_heads": 8,
 }  # fmt: skip
 """What the `text_config` of Gemma 3 with images may leave out."""
+SAME = {"kimi_k2": "deepseek_v3"}
+"""Types whose fields and tensors are those of another."""
 _LATENT = "latent attention"
 _DELTA = "gated DeltaNet layers"
 _STATE = "state-space layers"
 NEEDS: dict[str, str] = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "youtu", "kimi_k2"), _LATENT),
+    "longcat_flash": f"{_LATENT} with experts beside it",
+    "mistral4": "the encoder of images that it is published with",
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), f"{_LATENT} with a sparse index"),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"), _DELTA),
     **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), "short convolutions"),
     **dict.fromkeys(("mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"),
                     _STATE),
-    "gpt_oss": "attention sinks, clamped SwiGLU and biases of experts",
     **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), "embeddings of each layer"),
-    **dict.fromkeys(("phi", "gptj", "codegen"), "a bias of the output head"),
-    **dict.fromkeys(("gpt_neox", "persimmon"), "queries, keys and values that alternate by head in one tensor"),
+    "persimmon": "normalisations of queries and keys with biases",
     **dict.fromkeys(("bloom", "mpt", "falcon"), "attention with linear biases (ALiBi)"),
     "llama4_text": "attention in chunks and gates before the experts",
     "apertus": "the activation xIELU",
-    "ernie4_5_moe": "a routing bias with a dim of its own",
-    **dict.fromkeys(("granitemoe", "granitemoeshared"), "experts in one tensor"),
     "phimoe": "the router SparseMixer",
-    "opt": "positions that begin at 2",
 }  # fmt: skip
 """Of other decoders by `model_type` what they have that dtrain's has not."""
 
@@ -55,7 +56,7 @@ def published_model(config: JsonObject, context: int, path: Path) -> Published:
     """
     if config["model_type"] == "gemma3" and isinstance(config.get("text_config"), dict):  # with an image encoder
         config = GEMMA3 | config["text_config"]
-    kind = str(config["model_type"])
+    kind = SAME.get(str(config["model_type"]), str(config["model_type"]))
     if kind not in FAMILIES:
         classes = config.get("architectures")
         named = ", ".join(map(str, classes)) if isinstance(classes, list) and classes else "no architecture named"
@@ -66,6 +67,7 @@ def published_model(config: JsonObject, context: int, path: Path) -> Published:
         )
     family = FAMILIES[kind]
     fields = Fields(config, family.defaults, path, context)
+    _read_format(fields)
     try:
         own: dict[str, Any] = {"context": context} | merged(family.parts, fields)
         model = Decoder(**own)
@@ -73,8 +75,18 @@ def published_model(config: JsonObject, context: int, path: Path) -> Published:
         raise DataError(f"{path} does not describe a decoder: {type(error).__name__} {error}") from error
     fields.refuse_unread()
     sources = dict.fromkeys(settings(model), f"model_type: {kind}") | fields.sources
-    positions = config.get("n_positions" if kind == "gpt2" else "max_position_embeddings")
+    positions = config.get("n_positions", config.get("max_position_embeddings"))
     return Published(model, sources, tuple(fields.unserved), fields.unchecked, positions)
+
+
+def _read_format(fields: Fields) -> None:
+    """Weights in narrow formats that are read as wide ones: MXFP4, and FP8 in blocks (core/narrow.py)."""
+    given = fields.values.get("quantization_config")
+    if not isinstance(given, dict):
+        return
+    blocks = given.get("weight_block_size") == [BLOCK, BLOCK] and given.get("fmt", "e4m3") == "e4m3"
+    if given.get("quant_method") == "mxfp4" or (given.get("quant_method") == "fp8" and blocks):
+        fields.known.add("quantization_config")
 
 
 def config_of(model: Decoder) -> JsonObject | None:
@@ -84,7 +96,7 @@ def config_of(model: Decoder) -> JsonObject | None:
     """
     learned = isinstance(model.position, Learned)
     for kind, family in FAMILIES.items():
-        if not family.written or learned != (family.names == "gpt2") or not family.opens(model):
+        if not family.written or learned != (family.names in LEARNED) or not family.opens(model):
             continue
         config = {"architectures": [family.architecture], "model_type": kind} | family.config(model)
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dtrain.core.types import JsonObject
 from dtrain.models.families.family import Family
 from dtrain.models.families.fields import Fields
+from dtrain.models.families.latent import latent, latent_rope
 from dtrain.models.families.layers import (
     FULL,
     LOCAL,
@@ -18,13 +19,13 @@ from dtrain.models.families.layers import (
     first_of,
     own_rotation,
     settings,
+    theta_of_layers,
     window_of,
     windows,
 )
 from dtrain.models.families.part import Part
 from dtrain.models.families.parts import (
     UNGATED,
-    activation,
     biases,
     dense,
     divided,
@@ -41,34 +42,10 @@ from dtrain.models.families.parts import (
     stated,
 )
 from dtrain.models.layer_pattern import LayerKind
-from dtrain.models.rope import Learned, LinearScaling, Llama3, NoPosition
+from dtrain.models.rope import LinearScaling, Llama3, NoPosition
 
 if TYPE_CHECKING:
     from dtrain.models.decoder import Decoder
-
-
-def _gpt2_sizes() -> Part:
-    def read(fields: Fields) -> JsonObject:
-        width = fields("n_embd", "width")
-        fields.known.add("n_inner")
-        fields.sources["hidden"] = f"n_inner: {fields.values.get('n_inner')}, n_embd: {width}"
-        own = {"width": width, "hidden": fields.values.get("n_inner") or 4 * width, "position": Learned()}
-        return own | {
-            ours: fields(theirs, ours)
-            for ours, theirs in {
-                "vocab": "vocab_size", "context": "n_positions", "layers": "n_layer", "heads": "n_head",
-                "epsilon": "layer_norm_epsilon", "tied": "tie_word_embeddings",
-            }.items()
-        }  # fmt: skip
-
-    def write(model: "Decoder") -> JsonObject:
-        return {
-            "vocab_size": model.vocab, "n_positions": model.context, "n_embd": model.width, "n_layer": model.layers,
-            "n_head": model.heads, "n_inner": model.hidden, "layer_norm_epsilon": model.epsilon,
-            "tie_word_embeddings": model.tied,
-        }  # fmt: skip
-
-    return Part({"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}, read, write)
 
 
 def _whole_scalar(model: "Decoder") -> bool:
@@ -228,12 +205,6 @@ DENSE: dict[str, Family] = {
          known("original_max_position_embeddings"), dense()),
         "phi3", written=False,
     ),
-    "gpt2": Family(
-        "GPT2LMHeadModel",
-        (_gpt2_sizes(), activation("activation_function", UNGATED, "gelu_new"), fixed(bias=True), LAYER_NORM),
-        "gpt2",
-        opens=lambda model: model.tied,  # an output head of its own has no name that both read
-    ),
     "olmo3": Family(
         "Olmo3ForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-5)), own_rotation(every(4), 4096, 500_000.0, 500_000.0), ATTENTION_BIASES,
@@ -341,5 +312,20 @@ DENSE: dict[str, Family] = {
         (*GEMMA2, rope(), windows(every(2), 4096, number=True), _scalar(),
          *CAPS),
         "gemma2", opens=_whole_scalar,
+    ),
+    "youtu": Family(
+        "YoutuForCausalLM",
+        (*sizes(tied=True), latent(), latent_rope(), stated(attention_bias=False), dense()),
+    ),
+    "jais2": Family(
+        "Jais2ForCausalLM",
+        (*sizes(epsilon=("layer_norm_eps", 1e-5), act="relu2", acts=UNGATED), rope(), LAYER_NORM,
+         biases(qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mlp_bias=("mlp_bias", True)),
+         dense()),
+    ),
+    "granite_swa": Family(
+        "GraniteSWAForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=4, tied=True), theta_of_layers(first_of(4), 128), LLAMA_BIASES,
+         *GRANITE, fixed(sinks=True), dense()),
     ),
 }  # fmt: skip

@@ -19,7 +19,7 @@ class Family:
     """The class of transformers."""
     parts: tuple[Part, ...]
     names: str = "llama"
-    """Whose names its tensors have: a key of the tables in `tensors`."""
+    """Whose names its tensors have: a key of the tables in `tensors` and `older_names`."""
     written: bool = True
     """Whether models are exported as it."""
     opens: Callable[["Decoder"], bool] = lambda _: True

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from dtrain.core.types import JsonObject
 from dtrain.models.families import rotary
 from dtrain.models.families.fields import Fields
 from dtrain.models.families.part import Part
-from dtrain.models.layer_pattern import LayerKind, compressed
+from dtrain.models.layer_pattern import LayerKind, compressed, expanded
 from dtrain.models.rope import NoPosition, Rope
 
 if TYPE_CHECKING:
@@ -174,3 +175,41 @@ def own_rotation(rule: Rule, size: int, theta: float, local_theta: float) -> Par
 
     own = {"rope_local_base_freq": local_theta, "rope_theta": theta}
     return Part({**plain.defaults, **own}, read, write)
+
+
+def theta_of_layers(rule: Rule, size: int) -> Part:
+    """Windows as in `windows`, and a theta for each layer, 0 for one that does not rotate (Granite with windows)."""
+    plain, name = windows(rule, size, always=True), "layer_rope_theta"
+
+    def read(fields: Fields) -> JsonObject:
+        rope = rotary.read(fields, fields.maybe("rope_parameters") or {}, None, interleaved=False)
+        found, thetas = plain.read(fields), fields.maybe(name)
+        if not thetas:
+            return {"position": rope} | found
+        kinds = kinds_of(found | {"layers": fields("num_hidden_layers")})
+        if len(thetas) != len(kinds):
+            fields.refuse(f"{name}: {len(thetas)} of {len(kinds)} layers")
+            return {}
+        fields.sources["pattern"] = f"{name}: {', '.join(map(str, sorted(set(thetas))))}"
+
+        def own(theta: float) -> Rope | NoPosition | None:
+            return NoPosition() if not theta else None if theta == rope.theta else replace(rope, theta=float(theta))
+
+        layers = [replace(kind, position=own(theta)) for kind, theta in zip(kinds, thetas, strict=True)]
+        return {"position": rope, "pattern": compressed(layers)}
+
+    def write(model: "Decoder") -> JsonObject:
+        ropes = [kind.position or model.position for kind in model.kinds]
+        if not isinstance(model.position, Rope):
+            return {}
+        thetas = [rope.theta if isinstance(rope, Rope) else 0 for rope in ropes]
+        return rotary.written(model.position) | plain.write(model) | {name: thetas}
+
+    return Part({**plain.defaults, "rope_theta": 10_000.0}, read, write)
+
+
+def kinds_of(found: JsonObject) -> list[LayerKind]:
+    """The kind of each layer, from the settings that have it."""
+    near, every = LayerKind(window=found.get("window")), found.get("global_every")
+    plain = [near] * (every - 1) + [LayerKind()] if every else [near]
+    return list(islice(cycle(expanded(found.get("pattern", ())) or plain), found["layers"]))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from dtrain.core.errors import DataError
@@ -10,8 +9,9 @@ from dtrain.core.types import JsonObject
 from dtrain.models.decoder_layer import QueryGrowth
 from dtrain.models.families import rotary
 from dtrain.models.families.fields import Fields
+from dtrain.models.families.layers import kinds_of
 from dtrain.models.families.part import REQUIRED, Part
-from dtrain.models.layer_pattern import LayerKind, compressed, expanded
+from dtrain.models.layer_pattern import compressed
 from dtrain.models.moe import Experts
 from dtrain.models.rope import Llama3, Rope, Yarn
 
@@ -218,8 +218,8 @@ def hunyuan_rope() -> Part:
     return Part(plain.defaults, read, plain.write)
 
 
-def scaled_by_default(scaling: Llama3, theta: float) -> Part:
-    """As `rope`, with that scaling where no field gives another (CWM)."""
+def scaled_by_default(scaling: Llama3 | Yarn, theta: float) -> Part:
+    """As `rope`, with that scaling where no field gives another (CWM, gpt-oss)."""
     plain = rope(theta)
 
     def read(fields: Fields) -> JsonObject:
@@ -281,16 +281,16 @@ def experts(names: Mapping[str, str], defaults: Mapping[str, object], **fixed: A
             ours: value for ours, name in there.items() if (value := fields(name, f"experts.{ours}")) is not None
         }
         if together:
-            found["shared"], rest = divmod(found["shared"], found["hidden"])
-            if rest:
-                fields.refuse(f"{names['shared']}: not a multiple of {names['hidden']}")
+            size = found["shared"]
+            found["shared"], rest = divmod(size, found["hidden"])
+            found |= {"shared": 1, "shared_hidden": size} if rest else {}
         return {"experts": Experts(**(found | fixed))}
 
     def write(model: "Decoder") -> JsonObject:
         if (own := model.experts) is None:
             return {}
         written = {theirs: getattr(own, ours) for ours, theirs in names.items()}
-        return written | ({names["shared"]: own.shared * own.hidden} if together else {})
+        return written | ({names["shared"]: own.shared_size} if together else {})
 
     return Part(defaults, read, write)
 
@@ -310,8 +310,8 @@ def dense_layers(read: Callable[[Fields, int], Sequence[bool]], write: Callable[
     return Part({}, flags, written)
 
 
-def first_dense(default: int) -> Part:
-    """The first layers have no experts."""
+def first_dense(default: int, *, types: bool = False) -> Part:
+    """The first layers have no experts. `types`: written as the type of each layer."""
     name = "first_k_dense_replace"
 
     def read(fields: Fields, layers: int) -> list[bool]:
@@ -320,7 +320,30 @@ def first_dense(default: int) -> Part:
             return [kind == "dense" for kind in types]
         return [number < (default if first is None else first) for number in range(layers)]
 
-    return dense_layers(read, lambda flags: {name: flags.index(False) if False in flags else len(flags)})
+    def write(flags: Sequence[bool]) -> JsonObject:
+        if types:
+            return {"mlp_layer_types": ["dense" if flag else "sparse" for flag in flags]}
+        return {name: flags.index(False) if False in flags else len(flags)}
+
+    return dense_layers(read, write)
+
+
+def ernie_dense() -> Part:
+    """Layers without experts before a first, after a last, and between each n-th (ERNIE 4.5)."""
+    start, end, interval = (f"moe_layer_{what}" for what in ("start_index", "end_index", "interval"))
+
+    def read(fields: Fields, layers: int) -> list[bool]:
+        first, last, each = fields(start), fields(end), fields(interval)
+        last = layers - 1 if last == -1 else last
+        return [not (first <= number <= last and (number + 1) % each == 0) for number in range(layers)]
+
+    def write(flags: Sequence[bool]) -> JsonObject:
+        sparse = [number for number, flag in enumerate(flags) if not flag]
+        each = sparse[1] - sparse[0] if len(sparse) > 1 else 1
+        return {start: sparse[0], end: sparse[-1], interval: each}
+
+    part = dense_layers(read, write)
+    return Part({start: 1, end: -1, interval: 1}, part.read, part.write)
 
 
 def qwen_dense() -> Part:
@@ -374,10 +397,3 @@ def merged(parts: Sequence[Part], fields: Fields) -> JsonObject:
         found["pattern"] = compressed(layers)
         fields.sources["pattern"] = f"layers without experts: {sum(flags)}"
     return found
-
-
-def kinds_of(found: JsonObject) -> list[LayerKind]:
-    """The kind of each layer, from the settings that have it."""
-    near, every = LayerKind(window=found.get("window")), found.get("global_every")
-    plain = [near] * (every - 1) + [LayerKind()] if every else [near]
-    return list(islice(cycle(expanded(found.get("pattern", ())) or plain), found["layers"]))

@@ -91,10 +91,9 @@ def _scaling(fields: Fields, values: JsonObject, where: str) -> LinearScaling | 
     if kind == "llama3":
         low, high = values["low_freq_factor"], values["high_freq_factor"]
         return Llama3(factor=values["factor"], low=low, high=high, original=original)
-    if not values.get("truncate", True):
-        fields.refuse(f"{where}.truncate: False")
     fast, slow = values.get("beta_fast") or 32.0, values.get("beta_slow") or 1.0
-    yarn = Yarn(factor=values["factor"], original=original, fast=fast, slow=slow)
+    whole = values.get("truncate", True)
+    yarn = Yarn(factor=values["factor"], original=original, fast=fast, slow=slow, truncate=whole)
     factor = _attention_factor(values)
     usual = factor is None or math.isclose(factor, yarn.attention, rel_tol=1e-6)
     return yarn if usual else replace(yarn, attention_factor=factor)
@@ -134,6 +133,7 @@ def scaling_fields(rope: Rope) -> JsonObject | None:
             config |= {"beta_fast": scaling.fast, "beta_slow": scaling.slow}
             config["original_max_position_embeddings"] = scaling.original
             config |= {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
+            config |= {} if scaling.truncate else {"truncate": False}
         case LinearScaling():
             pass
     return config

@@ -1,8 +1,13 @@
 """The families with experts, by `model_type`; as in `dense`."""
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dtrain.core.types import JsonObject
 from dtrain.models.families.dense import (
     ATTENTION,
     ATTENTION_BIASES,
+    GRANITE,
     JOINT,
     NONE,
     POST_ALONE,
@@ -11,15 +16,21 @@ from dtrain.models.families.dense import (
     whole_heads,
 )
 from dtrain.models.families.family import Family
+from dtrain.models.families.fields import Fields
+from dtrain.models.families.latent import latent, latent_rope
 from dtrain.models.families.layers import (
     after_first,
     every,
     everywhere,
+    first_of,
     of_some_versions,
+    theta_of_layers,
     windows,
 )
+from dtrain.models.families.part import Part
 from dtrain.models.families.parts import (
     biases,
+    ernie_dense,
     experts,
     first_dense,
     fixed,
@@ -31,9 +42,15 @@ from dtrain.models.families.parts import (
     qwen_dense,
     rope,
     same,
+    scaled_by_default,
     sizes,
     stated,
 )
+from dtrain.models.feed_forward import LIMIT, SLOPE
+from dtrain.models.rope import Yarn
+
+if TYPE_CHECKING:
+    from dtrain.models.decoder import Decoder
 
 QWEN_EXPERTS = {
     "count": "num_experts", "active": "num_experts_per_tok", "hidden": "moe_intermediate_size",
@@ -52,6 +69,43 @@ DEEPSEEK_SIZES = {
     "n_shared_experts": 1, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 DEEPSEEK = {"score": "sigmoid", "bias": True}
+DEEPSEEK_V3 = (
+    stated(attention_bias=False, scoring_func="sigmoid", topk_method="noaux_tc"),
+    known("moe_layer_freq", "ep_size", "aux_loss_alpha", "seq_aux"),
+)  # fmt: skip
+GRANITE_EXPERTS = {"count": "num_local_experts", "active": "num_experts_per_tok", "hidden": "intermediate_size"}
+GRANITE_SIZES = {"num_local_experts": 8, "num_experts_per_tok": 2}
+
+
+def deepseek_v2_experts() -> Part:
+    """Experts by their softmax; in groups where `topk_method` says so, each ranked by its best expert."""
+    method, limited = "topk_method", "group_limited_greedy"
+    plain = experts(
+        {ours: theirs for ours, theirs in DEEPSEEK_EXPERTS.items() if "group" not in ours and ours != "renormalise"},
+        {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1407, "n_shared_experts": 2,
+         "routed_scaling_factor": 1.0}, renormalise=False)  # fmt: skip
+
+    def read(fields: Fields) -> JsonObject:
+        found, how = plain.read(fields), fields.values.get(method, "greedy")
+        fields.known |= {method, "n_group", "topk_group", "norm_topk_prob", "moe_layer_freq", "ep_size",
+                         "aux_loss_alpha", "seq_aux"}  # fmt: skip
+        if fields.values.get("norm_topk_prob"):
+            fields.refuse("norm_topk_prob: True")
+        if fields.values.get("scoring_func", "softmax") != "softmax" or how not in ("greedy", limited):
+            fields.refuse(f"topk_method: {how}, scoring_func: {fields.values.get('scoring_func')}")
+        fields.known.add("scoring_func")
+        groups = {"groups": fields.values["n_group"], "active_groups": fields.values["topk_group"], "group_by": 1}
+        return {"experts": replace(found["experts"], **groups)} if how == limited else found
+
+    def write(model: "Decoder") -> JsonObject:
+        if (own := model.experts) is None:
+            return {}
+        config = plain.write(model) | {"norm_topk_prob": False, method: limited if own.groups > 1 else "greedy"}
+        return config | {"n_group": own.groups, "topk_group": own.active_groups}
+
+    return Part(plain.defaults, read, write)
+
+
 SPARSE: dict[str, Family] = {
     "mixtral": Family(
         "MixtralForCausalLM",
@@ -136,5 +190,81 @@ SPARSE: dict[str, Family] = {
          experts({"count": "num_experts", "active": "moe_topk", "hidden": "intermediate_size"},
                  {"num_experts": 1, "moe_topk": 1}, shared=1)),
         "hunyuan_v1_moe",
+    ),
+    "deepseek_v2": Family(
+        "DeepseekV2ForCausalLM",
+        (*sizes(), latent(), latent_rope(field=False), first_dense(0), stated(attention_bias=False, mlp_bias=False),
+         further_tokens(), deepseek_v2_experts()),
+        "deepseek",
+    ),
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        (*sizes(), latent(), latent_rope(), first_dense(3), further_tokens(), *DEEPSEEK_V3,
+         experts(DEEPSEEK_EXPERTS, DEEPSEEK_SIZES | {"n_routed_experts": 256, "moe_intermediate_size": 2048,
+                                                     "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
+                 **DEEPSEEK)),
+        "deepseek",
+    ),
+    "glm4_moe_lite": Family(
+        "Glm4MoeLiteForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5)), latent(query_rank=768, nope=192, value=256), latent_rope(),
+         first_dense(1, types=True), further_tokens(), *DEEPSEEK_V3,
+         experts(DEEPSEEK_EXPERTS, DEEPSEEK_SIZES | {"n_routed_experts": 64, "moe_intermediate_size": 1536,
+                                                     "num_experts_per_tok": 4, "routed_scaling_factor": 1.8},
+                 **DEEPSEEK)),
+        "deepseek",
+    ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8, head_dim=64, act=None), stated(hidden_act="silu"),
+         scaled_by_default(Yarn(factor=32.0, original=4096, truncate=False), 150_000.0),
+         stated(swiglu_limit=LIMIT, swiglu_alpha=SLOPE),
+         biases(qkv_bias=("attention_bias", True), out_bias=("attention_bias", True)),
+         windows(every(2), 128, always=True), fixed(feed_forward="swiglu_clamped", sinks=True),
+         known("experts_per_token", "initial_context_length"),
+         experts({"count": "num_local_experts", "active": "num_experts_per_tok", "hidden": "intermediate_size"},
+                 {"num_local_experts": 128, "num_experts_per_tok": 4, "intermediate_size": 2880},
+                 biases=True, router_bias=True)),
+        "gpt_oss",
+    ),
+    "granitemoe": Family(
+        "GraniteMoeForCausalLM",
+        (*sizes(), rope(), ATTENTION_BIASES, *GRANITE, experts(GRANITE_EXPERTS, GRANITE_SIZES)),
+        "granitemoe",
+    ),
+    "granitemoeshared": Family(
+        "GraniteMoeSharedForCausalLM",
+        (*sizes(), rope(), ATTENTION_BIASES, *GRANITE,
+         experts(GRANITE_EXPERTS | {"shared": "shared_intermediate_size"},
+                 GRANITE_SIZES | {"shared_intermediate_size": 0})),
+        "granitemoe",
+    ),
+    "granitemoe_swa": Family(
+        "GraniteMoeSWAForCausalLM",
+        (*sizes(), theta_of_layers(first_of(4), 128), ATTENTION_BIASES, *GRANITE, fixed(sinks=True),
+         experts(GRANITE_EXPERTS | {"shared": "shared_intermediate_size"},
+                 GRANITE_SIZES | {"shared_intermediate_size": 0})),
+        "granitemoe_swa",
+    ),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_MoeForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=4, tied=True), rope(500_000.0, interleaved=True), NONE,
+         stated(use_bias=False), known("moe_norm_min", "num_experts", "num_experts_per_tok"), ernie_dense(),
+         experts({"count": "moe_num_experts", "active": "moe_k", "hidden": "moe_intermediate_size",
+                  "shared": "moe_num_shared_experts"},
+                 {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2},
+                 bias=True)),
+        "ernie4_5_moe", opens=whole_heads,
+    ),
+    "hy_v3": Family(
+        "HYV3ForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8, head_dim=128), rope(11_158_840.0), ATTENTION_BIASES,
+         fixed(qk_norm=True), stated(mlp_bias=False), known("enable_moe_fp32_combine"), first_dense(1, types=True),
+         further_tokens(),
+         experts({"count": "num_experts", "active": "num_experts_per_tok", "hidden": "moe_intermediate_size",
+                  "shared": "num_shared_experts", "scale": "router_scaling_factor"},
+                 {"num_experts": 192, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "num_shared_experts": 1,
+                  "router_scaling_factor": 2.826}, **DEEPSEEK)),
+        "hy_v3",
     ),
 }  # fmt: skip

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from dtrain.models.families.older_names import LEARNED, ROTARY, SCALE_AND_BIAS
 from dtrain.models.nn.param import paths
-from dtrain.models.place import Naming, Place
+from dtrain.models.place import Alternating, Naming, Place, Row
 from dtrain.models.rope import Learned
 
 if TYPE_CHECKING:
@@ -16,19 +17,18 @@ if TYPE_CHECKING:
 HEAD = "lm_head.weight"
 """The output head. Some files of tied models have it too, as a copy of the embedding."""
 QKV = ("query", "key", "value")
-KINDS = ("weight", "bias")
 MATRICES = ("gate", "up", "down")
 LAYER = "model.layers.{layer}."
 
 
 def namings(model: "Decoder") -> tuple[Naming, ...]:
     """The names that families give to parameters of such a model; the usual ones if no family has all of them."""
-    if isinstance(model.position, Learned):
-        return (Naming("transformers", _gpt2(model), "gpt2"),)
-    own = set(jax.tree.leaves(paths(model.params())))
-    tables = {kind: _stacks(model, names) for kind, names in _tables(model).items()}
+    own, learned = set(jax.tree.leaves(paths(model.params()))), isinstance(model.position, Learned)
+    older = {kind: names(model) for kind, names in (LEARNED if learned else ROTARY).items()}
+    tables = older if learned else {kind: _stacks(model, names) for kind, names in _tables(model).items()} | older
     found = [Naming("transformers", names, kind) for kind, names in tables.items() if own <= names.keys()]
-    return tuple(found) or (Naming("transformers", tables["llama"], "llama"),)
+    usual = next(iter(tables))
+    return tuple(found) or (Naming("transformers", tables[usual], usual),)
 
 
 def _stacks(model: "Decoder", names: dict[str, Place]) -> dict[str, Place]:
@@ -45,22 +45,9 @@ def _stacks(model: "Decoder", names: dict[str, Place]) -> dict[str, Place]:
     return found
 
 
-def _gpt2(model: "Decoder") -> dict[str, Place]:
-    layer = "h.{layer}."
-    names = {"embed": Place("wte.weight"), "position": Place("wpe.weight")}
-    for ours, theirs in {"norm": "ln_f", "blocks.norm1": f"{layer}ln_1", "blocks.norm2": f"{layer}ln_2"}.items():
-        names |= {f"{ours}.scale": Place(f"{theirs}.weight"), f"{ours}.bias": Place(f"{theirs}.bias")}
-    size = model.heads * model.head_size
-    for part, ours in enumerate(QKV):
-        for what in KINDS:
-            names[f"blocks.{ours}.{what}"] = Place(f"{layer}attn.c_attn.{what}", start=part * size, total=3 * size)
-    names |= {f"blocks.out.{what}": Place(f"{layer}attn.c_proj.{what}") for what in KINDS}
-    return names | _matrices({"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}, layer, transposed=False)
-
-
 def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
     """The names of each kind of checkpoint, by one of the families that have them."""
-    usual = _usual()
+    usual = _usual(model)
     norms = ("norm1", "norm2", "post1", "post2")
     plain = {name: place for name, place in usual.items() if not name.startswith(tuple(f"blocks.{n}" for n in norms))}
     gemma = plain | _norms({"norm1": "input_layernorm", "norm2": "pre_feedforward_layernorm",
@@ -75,6 +62,9 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
     plain_experts = _experts("mlp", {name: f"{name}_proj" for name in MATRICES})
     gate = {"blocks.moe.shared_gate": Place(f"{LAYER}mlp.shared_expert_gate.weight", transposed=True)}
     router = {"blocks.moe.router": Place(f"{LAYER}mlp.gate.wg.weight", transposed=True)}
+    statics = {"blocks.moe.bias": Row(f"{LAYER}mlp.moe_statics.e_score_correction_bias")}
+    gated_router = {"blocks.moe.router": Place(f"{LAYER}mlp.router.gate.weight", transposed=True)}
+    gated_router |= {"blocks.moe.bias": Place(f"{LAYER}mlp.expert_bias")}
     no_qk_norms = {name: place for name, place in usual.items() if not name.endswith(("query_norm", "key_norm"))}
     tables = {
         "llama": usual,
@@ -92,13 +82,18 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
         "qwen2_moe": usual | plain_experts | _shared("shared_expert") | gate,
         "hunyuan_v1_moe": usual | rotated | plain_experts | _shared("shared_mlp") | router,
         "flex_olmo": gemma | plain_experts,
+        "gpt_oss": usual | _gpt_oss(),
+        "granitemoe": usual | _granite_experts(model, "router.layer", "input_linear.weight", "output_linear.weight"),
+        "granitemoe_swa": usual | _granite_experts(model, "router", "experts.gate_up_proj", "experts.down_proj"),
+        "ernie4_5_moe": usual | plain_experts | _shared("shared_experts") | statics,
+        "hy_v3": usual | plain_experts | _shared("shared_mlp") | gated_router,
     }
     if model.qk_norm_rotated:  # no other families have such norms
         return {name: tables[name] for name in ("hunyuan_v1_dense", "hunyuan_v1_moe")}
     return tables
 
 
-def _usual() -> dict[str, Place]:
+def _usual(model: "Decoder") -> dict[str, Place]:
     """Those of Llama, which most families have."""
     names = {"embed": Place("model.embed_tokens.weight"), "head": Place(HEAD, transposed=True)}
     names |= {f"norm.{ours}": Place(f"model.norm.{theirs}") for ours, theirs in SCALE_AND_BIAS.items()}
@@ -108,10 +103,21 @@ def _usual() -> dict[str, Place]:
         names[f"blocks.{ours}.weight"] = Place(f"{theirs}.weight", transposed=True)
         names[f"blocks.{ours}.bias"] = Place(f"{theirs}.bias")
     names |= {f"blocks.{ours}_norm": Place(f"{LAYER}self_attn.{ours[0]}_norm.weight") for ours in QKV[:2]}
+    names["blocks.sink"] = Place(f"{LAYER}self_attn.sinks")
+    names |= _latent(model) if model.latent else {}
     return names | _matrices({f"mlp.{ours}": f"mlp.{ours}_proj" for ours in ("gate", "up", "down")})
 
 
-SCALE_AND_BIAS = {"scale": "weight", "bias": "bias"}
+def _latent(model: "Decoder") -> dict[str, Place]:
+    """Latent attention: the queries come from a vector or from the activations."""
+    own, attention = "blocks.latent", f"{LAYER}self_attn."
+    names = {"down": "kv_a_proj_with_mqa", "up": "kv_b_proj", "query_down": "q_a_proj"}
+    found = {f"{own}.{ours}": Place(f"{attention}{theirs}.weight", transposed=True) for ours, theirs in names.items()}
+    scales = {"scale": "kv_a_layernorm", "query_scale": "q_a_layernorm"}
+    found |= {f"{own}.{ours}": Place(f"{attention}{theirs}.weight") for ours, theirs in scales.items()}
+    if model.latent and model.latent.query_rank:
+        found["blocks.query.weight"] = Place(f"{attention}q_b_proj.weight", transposed=True)
+    return found
 
 
 def _norms(names: Mapping[str, str]) -> dict[str, Place]:
@@ -138,6 +144,36 @@ def _fused(tensor: str, names: list[str] | tuple[str, ...], sizes: list[int]) ->
 def _shared(module: str) -> dict[str, Place]:
     """The experts that every token is routed to."""
     return {f"blocks.moe.shared.{ours}": Place(f"{LAYER}mlp.{module}.{ours}_proj.weight", True) for ours in MATRICES}
+
+
+def _gpt_oss() -> dict[str, Place]:
+    """All experts in one tensor, in which gate and up alternate by output."""
+    experts = f"{LAYER}mlp.experts."
+    found = {f"blocks.moe.router{kind}": Place(f"{LAYER}mlp.router.{named}", transposed=named == "weight")
+             for kind, named in {"": "weight", "_bias": "bias"}.items()}  # fmt: skip
+    found["blocks.moe.down_bias"] = Alternating(f"{experts}down_proj_bias", together=True)
+    found |= _together(f"{experts}gate_up_proj_bias", f"{experts}down_proj", "_bias")
+    return found | _together(f"{experts}gate_up_proj", f"{experts}down_proj")
+
+
+def _together(first: str, last: str, kind: str = "", *, run: int = 1, transposed: bool = False) -> dict[str, Place]:
+    """Two tensors of all experts: gate and up in turn, `run` outputs each, and down."""
+    how: dict[str, Any] = {"transposed": transposed, "together": True}
+    found: dict[str, Place] = {"blocks.moe.experts.down": Alternating(last, **how)}
+    for part, ours in enumerate(("gate", "up")):
+        found[f"blocks.moe.experts.{ours}{kind}"] = Alternating(first, parts=2, part=part, run=run, **how)
+    return found
+
+
+def _granite_experts(model: "Decoder", router: str, first: str, last: str) -> dict[str, Place]:
+    """All experts in one tensor, with gate before up."""
+    module, own = f"{LAYER}block_sparse_moe.", model.experts
+    run = own.hidden if own else 1
+    found = _together(f"{module}{first}", f"{module}{last}", run=run, transposed=True)
+    found["blocks.moe.router"] = Place(f"{module}{router}.weight", transposed=True)
+    both = _fused("shared_mlp.input_linear", ("moe.shared.gate", "moe.shared.up"),
+                  [own.shared_size if own else 0] * 2)  # fmt: skip
+    return found | both | {"blocks.moe.shared.down": Place(f"{LAYER}shared_mlp.output_linear.weight", True)}
 
 
 def _bias(module: str) -> dict[str, Place]:

@@ -1,6 +1,7 @@
 """Softmax attention in plain JAX: masks, scores, and attention in chunks of queries, in bounded memory.
 
-Dims: B batch, T queries, S keys, H query heads, G key-value heads, R query heads per group, D head dim.
+Dims: B batch, T queries, S keys, H query heads, G key-value heads, R query heads per group, D head dim; values may have
+another number of them than queries and keys.
 """
 
 from collections.abc import Callable
@@ -30,6 +31,8 @@ class AttentionSpec:
     """Keys that a query attends to, its own included: those at distances 0 to window - 1."""
     softcap: float | None = None
     """Bound of the scores: softcap x tanh(scores / softcap) (Gemma 2)."""
+    values_in_keys: int | None = None
+    """In generation: the values are the first so many numbers of each key (latent attention)."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,16 @@ def attention_with_lse(
     log = jnp.where(
         total_BTGR > 0, jnp.log(jnp.maximum(total_BTGR, 1e-30)) + jnp.moveaxis(top[..., 0], 3, 1), MASKED_SCORE
     )
-    return out.reshape(q_BTHD.shape), log.reshape(q_BTHD.shape[:3])
+    return out.reshape(*q_BTHD.shape[:3], -1), log.reshape(q_BTHD.shape[:3])
+
+
+def with_sink(out_BTHD: jax.Array, log_BTH: jax.Array, sink_H: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Attention to the same keys and to one more for each head, of this score and of value zero (gpt-oss).
+
+    Takes and returns the values and the log-sum-exp of the scores, both float32.
+    """
+    log = jnp.logaddexp(log_BTH, sink_H.astype(jnp.float32)[None, None])
+    return out_BTHD * jnp.exp(log_BTH - log)[..., None], log
 
 
 def in_chunks(attend: Callable[..., object], queries: object, length: int) -> Any:
@@ -156,13 +168,18 @@ def in_chunks(attend: Callable[..., object], queries: object, length: int) -> An
 
 
 def attention(
-    q_BTHD: jax.Array, k_BSGD: jax.Array, v_BSGD: jax.Array, spec: AttentionSpec, positions: Positions
+    q_BTHD: jax.Array,
+    k_BSGD: jax.Array,
+    v_BSGD: jax.Array,
+    spec: AttentionSpec,
+    positions: Positions,
+    sink_H: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention over full rows, in the dtype of the queries: (B, T, H, D)."""
+    """Attention over full rows, in the dtype of the queries: (B, T, H, D). `sink_H`: see `with_sink`."""
 
     def chunk(part: tuple[jax.Array, Positions]) -> jax.Array:
         found = attention_with_lse(part[0], k_BSGD, v_BSGD, spec=spec, queries=part[1], keys=positions, own=True)
-        return found[0].astype(q_BTHD.dtype)
+        return (found if sink_H is None else with_sink(*found, sink_H))[0].astype(q_BTHD.dtype)
 
     return in_chunks(chunk, (q_BTHD, positions), q_BTHD.shape[1])
 

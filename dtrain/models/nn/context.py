@@ -59,6 +59,11 @@ class Context(Protocol):
         ...
 
     @property
+    def keeps_keys(self) -> bool:
+        """Whether keys and values are kept for the tokens that follow, as in generation."""
+        ...
+
+    @property
     def example_axes(self) -> tuple[str, ...]:
         """The names of the mesh axes that split the examples, for collectives of JAX. jit: none, arrays are global."""
         ...
@@ -164,10 +169,12 @@ class Context(Protocol):
         v_BTGD: jax.Array,
         spec: AttentionSpec,
         document_BT: jax.Array | None,
+        sink_H: jax.Array | None = None,
     ) -> jax.Array:
         """Attention (B, T, H, D), per head, and within documents in packed rows.
 
-        Queries are split by `heads`, keys and values by `kv_heads`, all by `length`.
+        Queries are split by `heads`, keys and values by `kv_heads`, all by `length`. `sink_H`: of each head the score
+        of one more key, whose value is zero.
         shard_map: a local kernel; with mesh.sequence, ring attention (ppermute of keys and values). jit: the same in a
         `shard_map` region, except on CPUs without mesh.sequence, where the compiler splits plain attention.
         """

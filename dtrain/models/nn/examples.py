@@ -31,6 +31,11 @@ class ExampleVerbs:
     """What compared examples with each other in a way that is the same on every mesh."""
 
     @property
+    def keeps_keys(self) -> bool:
+        """Whether keys and values are kept for tokens that follow."""
+        return False
+
+    @property
     def example_axes(self) -> tuple[str, ...]:
         """The mesh axes that split the examples, where collectives are explicit."""
         return ()

@@ -33,11 +33,11 @@ class KVCache:
     pad_B: jax.Array
 
     @classmethod
-    def empty(cls, layers: int, shape: tuple[int, int, int, int], dtype: str) -> "KVCache":
-        """An empty cache for this shape (B, G, C, D) in each layer."""
-        rows, groups, capacity, dim = shape
-        k = tuple(jnp.zeros((rows, groups, dim, capacity), dtype) for _ in range(layers))
-        v = tuple(jnp.zeros(shape, dtype) for _ in range(layers))
+    def empty(cls, layers: int, shape: tuple[int, int, int], sizes: tuple[int, int], dtype: str) -> "KVCache":
+        """An empty cache for (B, G, C) keys and values of these sizes in each layer."""
+        rows, groups, capacity = shape
+        k = tuple(jnp.zeros((rows, groups, sizes[0], capacity), dtype) for _ in range(layers))
+        v = tuple(jnp.zeros((rows, groups, capacity, sizes[1]), dtype) for _ in range(layers))
         return cls(k, v, jnp.zeros((), jnp.int32), jnp.zeros(rows, jnp.int32))
 
 
@@ -53,6 +53,10 @@ class CachedContext(SingleDeviceContext):
     def _cache(self) -> KVCache:
         assert self.cache is not None
         return self.cache
+
+    @property
+    def keeps_keys(self) -> bool:
+        return True
 
     def positions(self, length: int) -> jax.Array:
         """The positions of `length` new tokens of each row, as the model's feature POSITION: (B, T); 0 for padding."""
@@ -70,6 +74,7 @@ class CachedContext(SingleDeviceContext):
         v_BTGD: jax.Array,
         spec: AttentionSpec,
         document_BT: jax.Array | None,
+        sink_H: jax.Array | None = None,
     ) -> jax.Array:
         """Attention inside a layer, to the cached tokens and the new ones.
 
@@ -77,13 +82,16 @@ class CachedContext(SingleDeviceContext):
         positions are after every query, and attention is causal.
         """
         cache = self._cache
+        if spec.values_in_keys:
+            v_BTGD = v_BTGD[..., :0]
         k_BGDT, v_BGTD = k_BTGD.transpose(0, 2, 3, 1), v_BTGD.transpose(0, 2, 1, 3)
         k_BGDC = jax.lax.dynamic_update_slice(cache.k[0], k_BGDT.astype(cache.k[0].dtype), (0, 0, 0, cache.used))
         v_BGCD = jax.lax.dynamic_update_slice(cache.v[0], v_BGTD.astype(cache.v[0].dtype), (0, 0, cache.used, 0))
         self.grown.append(replace(cache, k=(k_BGDC,), v=(v_BGCD,)))
 
         def chunk(part: tuple[jax.Array, jax.Array]) -> jax.Array:
-            return _attention(part[0], k_BGDC, v_BGCD, spec, part[1], cache.pad_B).astype(q_BTHD.dtype)
+            values = jnp.swapaxes(k_BGDC[:, :, : spec.values_in_keys], 2, 3) if spec.values_in_keys else v_BGCD
+            return _attention(part[0], k_BGDC, values, spec, part[1], cache.pad_B, sink_H).astype(q_BTHD.dtype)
 
         return in_chunks(chunk, (q_BTHD, self.positions(q_BTHD.shape[1])), q_BTHD.shape[1])
 
@@ -122,6 +130,7 @@ def _attention(
     spec: AttentionSpec,
     position_BT: jax.Array,
     pad_B: jax.Array,
+    sink_H: jax.Array | None,
 ) -> jax.Array:
     """Causal attention of queries at these positions to the keys of all slots: (B, T, H, D) in float32."""
     q_BGRTD = jnp.moveaxis(q_BTHD.reshape(*q_BTHD.shape[:2], v_BGCD.shape[1], -1, q_BTHD.shape[3]), 1, 3)
@@ -131,6 +140,11 @@ def _attention(
     back_BTC = position_BT[:, :, None] - key_BC[:, None]
     mask_BTC = (back_BTC >= 0) & (key_BC >= 0)[:, None]
     mask_BTC = mask_BTC & (back_BTC < spec.window) if spec.window is not None else mask_BTC
-    p = jax.nn.softmax(jnp.where(mask_BTC[:, None, None], s, MASKED_SCORE), axis=-1)
+    s = jnp.where(mask_BTC[:, None, None], s, MASKED_SCORE)
+    if sink_H is None:
+        p = jax.nn.softmax(s, axis=-1)
+    else:
+        sink_GR11 = sink_H.astype(jnp.float32).reshape(1, s.shape[1], -1, 1, 1)
+        p = jnp.exp(s - jnp.logaddexp(jax.nn.logsumexp(s, -1, keepdims=True), sink_GR11))
     out_BGRTD = jnp.einsum("BGRTC,BGCD->BGRTD", p.astype(v_BGCD.dtype), v_BGCD, preferred_element_type=jnp.float32)
-    return jnp.moveaxis(out_BGRTD, 3, 1).reshape(q_BTHD.shape)
+    return jnp.moveaxis(out_BGRTD, 3, 1).reshape(*q_BTHD.shape[:3], -1)

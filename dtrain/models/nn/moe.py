@@ -5,7 +5,7 @@ Dims: N tokens, K experts chosen by each token, E embed.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,15 @@ from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.models.nn.param import Tree
 
-Product = Callable[[jax.Array, jax.Array, str], jax.Array]
-"""(rows sorted by expert (N, in), a matrix for each expert (experts, in, out), the name of the result for
-rematerialisation policies) → rows (N, out)."""
+
+class Product(Protocol):
+    """The product of rows with the matrix of their expert."""
+
+    def __call__(self, rows: jax.Array, matrices: jax.Array, name: str, bias: jax.Array | None = None, /) -> jax.Array:
+        """Rows (N, out), from rows sorted by expert (N, in), a matrix for each expert (experts, in, out), the name of
+        the result for rematerialisation policies, and a bias for each expert (experts, out)."""
+        ...
+
 
 Apply = Callable[[Tree, jax.Array, jax.Array, Product], jax.Array]
 """(experts' parameters, rows sorted by expert, their gates (N, 1), the product of rows with their expert's
@@ -70,8 +76,13 @@ def in_order(rows: jax.Array, gates: jax.Array, expert: jax.Array, experts: Expe
     order = jnp.argsort(expert, stable=True)
     sizes = jnp.zeros(experts.count, jnp.int32).at[expert].add(1, mode="drop")
 
-    def times(rows: jax.Array, matrices: jax.Array, name: str) -> jax.Array:
-        return checkpoint_name(experts.product(rows, matrices, sizes), name)
+    def times(rows: jax.Array, matrices: jax.Array, name: str, bias: jax.Array | None = None) -> jax.Array:
+        out = experts.product(rows, matrices, sizes)
+        if bias is not None:
+            # a product, whose gradient is one too: that of a lookup would be summed row by row
+            onto_NX = jax.nn.one_hot(expert[order], experts.count, dtype=rows.dtype)
+            out = out + jnp.matmul(onto_NX, bias.astype(rows.dtype), precision="highest")
+        return checkpoint_name(out, name)
 
     out = experts.apply(experts.params, rows[order], gates[order, None], times)[jnp.argsort(order)]
     return jnp.where((expert < experts.count)[:, None], out, 0)

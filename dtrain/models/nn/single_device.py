@@ -70,9 +70,10 @@ class SingleDeviceContext(ExampleVerbs):
         v_BTGD: jax.Array,
         spec: AttentionSpec,
         document_BT: jax.Array | None,
+        sink_H: jax.Array | None = None,
     ) -> jax.Array:
         positions = Positions(self.places(q_BTHD.shape[1]), document_BT)
-        return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, spec, positions), ATTENTION)
+        return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, spec, positions, sink_H), ATTENTION)
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()

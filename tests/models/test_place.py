@@ -1,0 +1,81 @@
+"""Parameters in the tensors of published files: what is written is read back, whole and in parts."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from dtrain.models.decoder import Decoder
+from dtrain.models.latent import Latent
+from dtrain.models.layer_pattern import LayerKind
+from dtrain.models.moe import Experts
+from dtrain.models.nn.param import Param, paths
+from dtrain.models.place import Place
+from dtrain.models.rope import Learned
+
+SIZES: dict[str, Any] = {"vocab": 16, "context": 8, "layers": 3, "width": 8, "heads": 4, "hidden": 12}
+WITH_BIASES: dict[str, Any] = {"norm": "layer", "norm_bias": True, "bias": True, "feed_forward": "gelu"}
+GATED = Experts(count=4, active=2, hidden=6, shared=1, shared_hidden=10)
+MODELS: dict[str, Decoder] = {
+    "gpt2": Decoder(**SIZES, **WITH_BIASES, position=Learned(), tied=True),
+    "opt": Decoder(**SIZES, **WITH_BIASES, position=Learned(), tied=True),
+    "gpt_bigcode": Decoder(**SIZES, **WITH_BIASES, position=Learned(), kv_heads=1, tied=True),
+    "gpt_neox": Decoder(**SIZES, **WITH_BIASES),
+    "codegen": Decoder(**SIZES, norm="layer", norm_bias=True, mlp_bias=True, feed_forward="gelu_tanh", parallel=True,
+                       head_bias=True),
+    "phi": Decoder(**SIZES, **WITH_BIASES, parallel=True, head_bias=True),
+    "phi3": Decoder(**SIZES, kv_heads=2),
+    "gpt_oss": Decoder(**SIZES, sinks=True, qkv_bias=True, out_bias=True, feed_forward="swiglu_clamped",
+                       experts=Experts(count=4, active=2, hidden=6, biases=True, router_bias=True)),
+    "granitemoe": Decoder(**SIZES, experts=GATED),
+    "granitemoe_swa": Decoder(**SIZES, experts=GATED, sinks=True),
+    "ernie4_5_moe": Decoder(**SIZES, experts=Experts(count=4, active=2, hidden=6, shared=2, bias=True)),
+    "deepseek": Decoder(**SIZES, head_dim=6, latent=Latent(rank=5, query_rank=7, rotated=2, value_dim=3),
+                        pattern=(LayerKind(dense=True), LayerKind(count=2)),
+                        experts=Experts(count=4, active=2, hidden=6, shared=1, bias=True)),
+}  # fmt: skip
+
+
+def written(own: dict[str, Param], table: Any, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors of a file, as `export` makes them."""
+    tensors, parts = dict[str, np.ndarray](), dict[str, dict[int, np.ndarray]]()
+    for name, param in own.items():
+        place: Place = table[name]
+        names = place.names(param)
+        for tensor, part in zip(names, values[name].reshape(len(names), -1), strict=True):
+            parts.setdefault(tensor, {})[place.key] = place.write(part, param)
+            if (whole := place.joined(parts[tensor])) is not None:
+                tensors[tensor] = whole
+                assert whole.shape == place.shape(param), tensor
+    assert parts.keys() == tensors.keys()
+    return tensors
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_what_is_written_is_read_back_whole_and_in_parts(family: str) -> None:
+    model, draw = MODELS[family], np.random.default_rng(0)
+    (naming,) = [one for one in model.namings if one.family == family]
+    declared = model.params()
+    own = dict(zip(jax.tree.leaves(paths(declared)), jax.tree.leaves(declared), strict=True))
+    values = {name: draw.normal(size=param.shape).astype(np.float32) for name, param in own.items()}
+    tensors = written(own, naming.places, values)
+    assert sum(x.size for x in tensors.values()) == sum(x.size for x in values.values()) + (
+        2 * model.width if family == "opt" else 0  # rows of no position
+    )
+
+    def load(name: str, index: tuple[slice, ...]) -> np.ndarray:
+        assert len(index) == tensors[name].ndim, name
+        assert all(part.start < part.stop <= size for part, size in zip(index, tensors[name].shape, strict=True)), name
+        return tensors[name][index]
+
+    for name, param in own.items():
+        whole = [slice(0, size) for size in param.shape]
+        halves = [
+            [slice(size // 2, size) if number == dim else part for number, part in enumerate(whole)]
+            for dim, size in enumerate(param.shape)
+            if size > 1
+        ]
+        for index in (whole, *halves):
+            found = naming.places[name].read(load, param, index)
+            np.testing.assert_array_equal(found, values[name][tuple(index)], err_msg=f"{name} {index}")
