@@ -154,6 +154,7 @@ def reference(place: Path) -> dict[str, Any]:
     return {Path(name).name: (name, found) for name, found in json.loads(done.stdout).items()} | {"records": records}
 
 
+@pytest.mark.nightly
 def test_ids_and_what_is_learned_are_those_of_transformers(tmp_path: Path) -> None:
     found = reference(tmp_path)  # once: it takes longer than all that follows
     for name in FORMS:

@@ -56,6 +56,7 @@ def test_a_table_is_scaled_as_the_run_was_whatever_its_file_became(dtrain: Dtrai
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_arrays_are_scaled_as_the_run_was(dtrain: Dtrain, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     y = random.integers(0, 2, 300)

@@ -122,6 +122,7 @@ def test_a_text_is_found_where_the_model_saw_it(dtrain: Dtrain, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_of_a_mixture_are_named_with_their_source(dtrain: Dtrain, tmp_path: Path) -> None:
     for name, text in {"one": "abcdefgh " * 300, "two": "12345678 " * 200}.items():
         (tmp_path / f"{name}.txt").write_text(text)

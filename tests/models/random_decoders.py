@@ -28,6 +28,7 @@ from dtrain.data.source import DataDefaults
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import QueryGrowth
 from dtrain.models.families.config import config_of
+from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import Experts
 from dtrain.models.nn.param import Param, Tree
@@ -42,7 +43,10 @@ VARIABLES = ("DTRAIN_TEST_HF_PYTHON", "DTRAIN_TEST_HF4_PYTHON")
 ROWS, LENGTH = 2, 40
 TOLERANCE = 1e-4
 """The largest difference between logits, relative to the largest logit, at which they count as equal."""
-NEWER = {"ministral3", "cwm", "solar_open", "exaone_moe", "minimax_m2"}
+NEWER = {
+    "ministral3", "cwm", "solar_open", "exaone_moe", "minimax_m2", "youtu", "granite_swa", "granitemoe_swa", "jais2",
+    "glm4_moe_lite", "hy_v3",
+}  # fmt: skip
 """Families that version 4.57 of transformers does not have."""
 QUICK = {"xla_backend_optimization_level": 0} | (
     {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
@@ -67,8 +71,9 @@ def scaling(rng: random.Random) -> LinearScaling | Llama3 | Yarn | None:
         None,
         LinearScaling(factor=factor),
         Llama3(factor=factor, low=low, high=high, original=original),
-        Yarn(factor=factor, original=original, fast=fast, slow=slow),
-    )
+        Yarn(factor=factor, original=original, fast=fast, slow=slow, truncate=rng.random() < 0.8,
+             mscale_all_dim=rng.choice([0.0, 0.0, 0.0, 1.0, 0.7])),
+    )  # fmt: skip
     return rng.choice(kinds)
 
 
@@ -89,7 +94,7 @@ def pattern(rng: random.Random) -> tuple[LayerKind, ...]:
 def experts(rng: random.Random) -> Experts:
     """A mixture of experts; what few published models have is rare."""
     rare = {"shared": 1, "score": "sigmoid", "scale": 2.5, "bias_rate": 0.001, "capacity": 1.25, "z_loss": 0.001,
-            "bias": True}  # fmt: skip
+            "bias": True, "biases": True, "router_bias": True, "group_by": 1}  # fmt: skip
     count = rng.choice([2, 3, 4, 8])
     return Experts(
         count=count,
@@ -118,7 +123,11 @@ COMMON: dict[str, Drawn] = {
 }
 """Fields that every draw sets."""
 FIELDS: dict[str, Drawn] = {
-    "feed_forward": one_of("swiglu", "geglu", "gelu", "gelu_tanh", "relu2"),
+    "feed_forward": one_of("swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"),
+    "latent": one_of(None, Latent(rank=12, query_rank=20, rotated=4, value_dim=6), Latent(rank=9, rotated=2)),
+    "sinks": one_of(False, True),
+    "head_bias": one_of(False, True),
+    "parallel_norms": one_of(False, True),
     "experts": lambda rng: experts(rng) if rng.random() < 0.8 else None,
     "position": lambda rng: rope(rng) if rng.random() < 0.7 else Learned(),
     "norm": one_of("rms", "layer"),
@@ -194,6 +203,22 @@ FORMS: dict[str, Values] = {
     "qwen2-moe": {"qkv_bias": True, "experts": Experts(count=4, active=2, hidden=24, shared=2, shared_gate=True)},
     "gpt2": {"feed_forward": "gelu_tanh", "position": Learned(), "norm": "layer", "norm_bias": True, "bias": True,
              "kv_heads": None, "head_dim": None},
+    "gpt-bigcode": {"feed_forward": "gelu_tanh", "position": Learned(), "norm": "layer", "norm_bias": True,
+                    "bias": True, "kv_heads": 1, "head_dim": None},
+    "gpt-neox": {"feed_forward": "gelu", "norm": "layer", "norm_bias": True, "bias": True, "parallel": True,
+                 "parallel_norms": True, "kv_heads": None, "head_dim": None, "position": Rope(partial=0.5),
+                 "width": 32, "heads": 4},
+    "phi": {"feed_forward": "gelu_tanh", "norm": "layer", "norm_bias": True, "bias": True, "parallel": True,
+            "head_bias": True, "head_dim": None, "position": Rope(partial=0.5), "width": 32, "heads": 4},
+    # one group: with several, version 4.57 of transformers takes experts outside the best ones before negative scores
+    "deepseek-v3": {"kv_heads": None, "head_dim": 16, "hidden": 40, "position": Rope(interleaved=True),
+                    "latent": Latent(rank=12, query_rank=20, rotated=6, value_dim=10),
+                    "pattern": (LayerKind(dense=True), LayerKind(count=8)),
+                    "experts": Experts(count=8, active=2, hidden=24, shared=1, score="sigmoid", bias=True)},
+    "youtu": {"kv_heads": None, "head_dim": 10, "latent": Latent(rank=12, rotated=4, value_dim=6)},
+    "gpt-oss": {"feed_forward": "swiglu_clamped", "sinks": True, "qkv_bias": True, "out_bias": True, "window": 8,
+                "global_every": 2, "experts": Experts(count=4, active=2, hidden=24, biases=True, router_bias=True)},
+    "granite-swa": {"sinks": True, "attention_multiplier": 0.1, "pattern": (LayerKind(), LayerKind(count=3, window=8))},
 }  # fmt: skip
 """What the published families have in common, besides sizes."""
 WINDOWS = ("window", "global_every")
@@ -225,6 +250,13 @@ OWN: dict[str, tuple[str, ...]] = {
     "glm4-moe": ("tied", "epsilon"),
     "qwen2-moe": ("tied", "epsilon"),
     "gpt2": ("feed_forward",),
+    "gpt-bigcode": ("feed_forward", "tied"),
+    "gpt-neox": ("tied", "epsilon"),
+    "phi": ("tied", "epsilon"),
+    "deepseek-v3": ("tied", "epsilon"),
+    "youtu": ("tied", "feed_forward"),
+    "gpt-oss": ("tied", "epsilon", "window"),
+    "granite-swa": ("tied", "embed_multiplier", "logit_multiplier"),
 }
 """Fields in which models of a family differ from each other, besides those that every draw sets."""
 

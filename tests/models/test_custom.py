@@ -256,7 +256,7 @@ class Net:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("out", ["weights.safetensors", "folder"])
+@pytest.mark.parametrize("out", [pytest.param("weights.safetensors", marks=pytest.mark.nightly), "folder"])
 def test_a_scalar_is_exported_and_another_run_begins_with_it(dtrain: Dtrain, tmp_path: Path, out: str) -> None:
     (tmp_path / "scalar.py").write_text(SCALAR)
     (tmp_path / "own.yaml").write_text(

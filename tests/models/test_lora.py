@@ -303,6 +303,7 @@ def test_a_pattern_takes_the_matrices_and_leaves_biases_and_scales() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["shard_map", pytest.param("jit", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_a_base_in_bfloat16_gives_the_same_bits(dtrain: Dtrain, tmp_path: Path, engine: str) -> None:
     dtrain("run", "decoder-tiny", "steps=2", "optimizer.schedule=constant")
     place = ["--devices", "2", "mesh={data: 1, fsdp: 2}", f"engine={engine}", "precision.compute=bfloat16"]

@@ -113,7 +113,7 @@ def read_back(model: Any, folder: Path) -> dict[str, np.ndarray]:
 
 @against_libraries
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name == "vit")) for name in MODELS])
 def test_the_published_logits(published: Path, name: str) -> None:
     found = described(published / name)
     assert not found.unserved

@@ -334,6 +334,7 @@ def test_a_recipe_in_another_folder_finds_the_data(dtrain: Dtrain, tmp_path: Pat
     assert recipe.data.files == (f"{tmp_path}/book.txt",)
 
 
+@pytest.mark.nightly
 def test_data_that_can_be_several_is_asked_about_on_a_terminal_and_refused_elsewhere(
     dtrain: Dtrain, tmp_path: Path
 ) -> None:

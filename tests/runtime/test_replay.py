@@ -56,6 +56,7 @@ def test_a_step_again_has_the_bits_of_the_run_and_its_examples(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_it_begins_with_what_an_imported_run_began_with_or_with_the_oldest_checkpoint(
     dtrain: Dtrain, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def wandb_records(folder: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_wandb_reads_the_run_back(run: Path) -> None:
     fragments = sorted((run / "wandb").glob("offline-run-*"))
     assert len(fragments) == 2

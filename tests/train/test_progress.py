@@ -111,7 +111,13 @@ def test_a_resumed_run_decides_the_same(dtrain: Dtrain, tmp_path: Path, recipe: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["shard_map", "pmap", "{kind: jit, steps_per_call: 3}"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "shard_map",
+        *(pytest.param(engine, marks=pytest.mark.nightly) for engine in ("pmap", "{kind: jit, steps_per_call: 3}")),
+    ],
+)
 def test_every_engine_decides_alike(dtrain: Dtrain, tmp_path: Path, recipe: Path, engine: str) -> None:
     dtrain("run", recipe, f"engine={engine}", "mesh={data: 4}", "--devices", "4")
     expected = {1: 0.05} | {step: 0.1 * (1 if step < 7 else 0.5 if step < 11 else 0.25) for step in range(2, 15)}
@@ -119,6 +125,7 @@ def test_every_engine_decides_alike(dtrain: Dtrain, tmp_path: Path, recipe: Path
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_kill_after_the_early_stop_was_saved_changes_nothing(dtrain: Dtrain, tmp_path: Path, recipe: Path) -> None:
     dtrain("run", recipe)
     place = Folder(tmp_path / "runs" / "r")

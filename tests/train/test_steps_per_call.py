@@ -113,8 +113,10 @@ def test_the_compiled_program_is_called_once_for_several_steps(
     "guard",
     [
         "not_finite: skip",
-        "not_finite: rollback",
-        *(pytest.param(g, marks=pytest.mark.nightly) for g in ("not_finite: stop", "spike: 50")),
+        *(
+            pytest.param(g, marks=pytest.mark.nightly)
+            for g in ("not_finite: rollback", "not_finite: stop", "spike: 50")
+        ),
     ],
 )
 def test_a_loss_that_is_not_finite_within_a_call_has_the_same_effect(

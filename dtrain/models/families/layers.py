@@ -179,7 +179,7 @@ def own_rotation(rule: Rule, size: int, theta: float, local_theta: float) -> Par
 
 def theta_of_layers(rule: Rule, size: int) -> Part:
     """Windows as in `windows`, and a theta for each layer, 0 for one that does not rotate (Granite with windows)."""
-    plain, name = windows(rule, size, always=True), "layer_rope_theta"
+    plain, name = windows(rule, size, always=True, number=True), "layer_rope_theta"
 
     def read(fields: Fields) -> JsonObject:
         rope = rotary.read(fields, fields.maybe("rope_parameters") or {}, None, interleaved=False)

@@ -226,7 +226,11 @@ def scaled_by_default(scaling: Llama3 | Yarn, theta: float) -> Part:
         given = fields.maybe("rope_parameters") or fields.maybe("rope_scaling")
         return plain.read(fields) if given else {"position": Rope(theta=fields("rope_theta"), scaling=scaling)}
 
-    return Part(plain.defaults, read, plain.write)
+    def write(model: "Decoder") -> JsonObject:
+        config = plain.write(model)
+        return config if config.get("rope_scaling") else config | {"rope_scaling": {"rope_type": "default"}}
+
+    return Part(plain.defaults, read, write)
 
 
 def linear_rope_alone() -> Part:

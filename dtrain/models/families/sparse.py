@@ -220,7 +220,7 @@ SPARSE: dict[str, Family] = {
          scaled_by_default(Yarn(factor=32.0, original=4096, truncate=False), 150_000.0),
          stated(swiglu_limit=LIMIT, swiglu_alpha=SLOPE),
          biases(qkv_bias=("attention_bias", True), out_bias=("attention_bias", True)),
-         windows(every(2), 128, always=True), fixed(feed_forward="swiglu_clamped", sinks=True),
+         windows(every(2), 128, always=True, number=True), fixed(feed_forward="swiglu_clamped", sinks=True),
          known("experts_per_token", "initial_context_length"),
          experts({"count": "num_local_experts", "active": "num_experts_per_tok", "hidden": "intermediate_size"},
                  {"num_local_experts": 128, "num_experts_per_tok": 4, "intermediate_size": 2880},

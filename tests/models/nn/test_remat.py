@@ -146,7 +146,9 @@ EXPERTS = {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}
     [
         ("one CPU", {"attention": {}}),  # its attention weights are never saved
         ("splash by shard_map", {"query": {"product": 2}, "key": {"product": 2}, "out": {"product": 1, "sum": 1}}),
-        ("splash by jit", {"query": {"product": 2}, "key": {"product": 2}}),  # with the rotation
+        pytest.param(
+            "splash by jit", {"query": {"product": 2}, "key": {"product": 2}}, marks=pytest.mark.nightly
+        ),  # rotated
         ("cudnn", {}),
         pytest.param("experts", EXPERTS, marks=pytest.mark.nightly),
         pytest.param("experts apart", EXPERTS, marks=pytest.mark.nightly),
