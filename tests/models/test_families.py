@@ -21,6 +21,7 @@ from dtrain.checkpoint.tensors import opened
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.data.chat import Chat
+from dtrain.inference.generate import Sampling, generator_of
 from dtrain.models.families.config import FAMILIES
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.train.import_run import import_adapters, import_published
@@ -138,6 +139,26 @@ def test_logits_loss_and_gradients_are_the_published_ones(
             float(np.linalg.norm(expected[path])), 1e-2 * most
         )  # that of a bias of keys is zero but for rounding
         assert float(np.linalg.norm(found - expected[path])) < 1e-5 * size, path
+
+
+CONTINUED, PROMPT = 24, 16
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sized())
+def test_greedy_continuations_are_those_of_the_whole_pass(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With the cache, token by token, and from the logits of the whole text: the same words."""
+    monkeypatch.chdir(tmp_path)
+    prompts = np.load(published / "tokens.npy")[:, :PROMPT]
+    import_published(published / name, name, [], None, Path("runs"), lambda _: None)
+    run = loaded(name)
+    drawn_TB = np.stack(list(generator_of(run).continued(prompts.tolist(), CONTINUED, Sampling(temperature=0))))
+    assert drawn_TB.shape == (CONTINUED, len(prompts))
+    whole = logits(run, np.concatenate([prompts, drawn_TB.T], 1))[:, PROMPT - 1 : -1]
+    best = np.take_along_axis(whole, drawn_TB.T[..., None], -1)[..., 0]
+    assert np.array_equal(whole.argmax(-1), drawn_TB.T) or (whole.max(-1) - best).max() < 1e-5 * np.abs(whole).max()
 
 
 @pytest.mark.nightly
