@@ -150,7 +150,7 @@ def tensor_names(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Map
     if own > published or (not published and ours.keys() - table.keys()):
         return own_names(ours)
     embed = table["embed"].name if "embed" in table else ""
-    expected = "GPT-2" if embed == EMBEDDINGS["GPT-2"] else "Llama"
+    expected = "GPT-2" if embed.endswith(EMBEDDINGS["GPT-2"]) else "Llama"
     there = any(f"{prefix}{embed}" in tensors for prefix in PREFIXES)
     for family, name in EMBEDDINGS.items():
         if embed and not there and family != expected and any(f"{prefix}{name}" in tensors for prefix in PREFIXES):

@@ -76,7 +76,9 @@ def test_every_family_gives_the_published_logits_both_ways(
     monkeypatch.chdir(tmp_path)
     tokens, families = np.load(published / "tokens.npy"), list(json.loads((published / "families.json").read_text()))
     for number, name in enumerate(families):
-        mesh = f"mesh={{{MESHES[number % len(MESHES) if 'moe' in name or 'mixtral' in name else number % 2]}}}"
+        experts = any("experts" in field and "tok" not in field for field in sized()[name][1])
+        place = number % len(MESHES) if experts else 0 if name == "gpt-bigcode" else number % 2  # one head of keys
+        mesh = f"mesh={{{MESHES[place]}}}"
         import_published(published / name, name, [mesh], None, Path("runs"), lambda _: None)
         run = loaded(name)
         wanted = np.load(published / name / "logits.npy")
@@ -86,7 +88,11 @@ def test_every_family_gives_the_published_logits_both_ways(
         assert "ForCausalLM" in lines[1] or "LMHeadModel" in lines[1]
     reference("logits", tmp_path / "out", published / "tokens.npy")
     for name in families:
-        assert np.array_equal(np.load(f"out/{name}/logits.npy"), np.load(published / name / "logits.npy")), name
+        found, wanted = (np.load(place / name / "logits.npy") for place in (Path("out"), published))
+        if name == "gpt-bigcode-other":  # exported as GPT-2, which multiplies in another order
+            np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(wanted).max(), rtol=0)
+            continue
+        assert np.array_equal(found, wanted), name
         kinds = [
             json.loads((place / name / "config.json").read_text())["model_type"] for place in (published, Path("out"))
         ]
