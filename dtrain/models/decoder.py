@@ -92,7 +92,8 @@ class Decoder(Declared):
     hidden: Positive | None = None
     """Width of the feed-forward layer; default: 4 x width."""
     feed_forward: Form = "swiglu"
-    """swiglu and geglu are gated, by SiLU and by GELU in its tanh form; gelu and gelu_tanh are not."""
+    """swiglu and geglu are gated, by SiLU and by GELU in its tanh form, swiglu_clamped by SiLU of clamped values
+    (gpt-oss); gelu, gelu_tanh, relu and its square, relu2, are not gated."""
     experts: Experts | None = None
     """A mixture of experts in place of the feed-forward layer."""
     position: Rope | Learned | NoPosition = field(default_factory=Rope)

@@ -80,7 +80,7 @@ class Yarn:
     mscale_all_dim: NonNegative = 0.0
     """Attention scores are multiplied by (0.1 x mscale_all_dim x log(factor) + 1) squared (DeepSeek)."""
     truncate: bool = True
-    """Round the bounds of the frequencies that are interpolated to whole pairs; without (gpt-oss)."""
+    """Round the bounds of the frequencies that are interpolated to whole pairs; gpt-oss does not."""
 
     def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
         pairs = len(plain)

@@ -34,6 +34,9 @@ LATER: dict[str, object] = {
 }  # fmt: skip
 """Settings of decoders that earlier versions did not have, with the values that say what those versions computed."""
 
+LATER_YARN: dict[str, object] = {"mscale_all_dim": 0.0, "truncate": True}
+"""The same of the scaling yarn."""
+
 Settings = dict[str, Any]
 """JSON values by dotted name."""
 
@@ -52,7 +55,12 @@ def settings(model: Any) -> Settings:
 def later(recorded: Settings) -> Settings:
     """The settings of a decoder that an earlier version did not have, with the values of what it computed."""
     part = {"position": "position.theta", "experts": "experts.count"}
-    return {name: value for name, value in LATER.items() if "." not in name or part[name.partition(".")[0]] in recorded}
+    found = {
+        name: value for name, value in LATER.items() if "." not in name or part[name.partition(".")[0]] in recorded
+    }
+    if recorded.get("position.scaling.kind") == "yarn":
+        found |= {f"position.scaling.{name}": value for name, value in LATER_YARN.items()}
+    return found
 
 
 def completed(recorded: Settings) -> Settings:
@@ -63,10 +71,25 @@ def completed(recorded: Settings) -> Settings:
     whole = later(recorded) | biases | recorded
     if "experts.bias_rate" in whole:
         whole["experts.bias"] = whole["experts.bias"] or whole.pop("experts.bias_rate") > 0
-    scaling = whole.get("position.scaling")
-    if isinstance(scaling, dict) and scaling.get("kind") == "yarn":
-        whole["position.scaling"] = {"attention_factor": None, "mscale_all_dim": 0.0, "truncate": True} | scaling
+    if whole.get("experts.shared_hidden") is None and "experts.shared" in whole:
+        whole["experts.shared_hidden"] = whole["experts.shared"] * whole["experts.hidden"] or None
+    if "position.scaling" in whole:
+        whole["position.scaling"] = _whole_scaling(whole["position.scaling"])
+    if isinstance(pattern := whole.get("pattern"), list):
+        whole["pattern"] = [_whole_kind(kind) for kind in pattern]
     return whole
+
+
+def _whole_scaling(scaling: Any) -> Any:
+    yarn = isinstance(scaling, dict) and scaling.get("kind") == "yarn"
+    return {"attention_factor": None, **LATER_YARN, **scaling} if yarn else scaling
+
+
+def _whole_kind(kind: Any) -> Any:
+    position = kind.get("position") if isinstance(kind, dict) else None
+    if not isinstance(position, dict) or "scaling" not in position:
+        return kind
+    return kind | {"position": position | {"scaling": _whole_scaling(position["scaling"])}}
 
 
 def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context: int) -> list[str]:

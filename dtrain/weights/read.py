@@ -145,7 +145,8 @@ def tensor_names(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Map
         """Families may share names, for tensors of other shapes."""
         return sum(tensors.shape(name) == shape for name, shape in _present(tensors, naming, ours).items())
 
-    table = max(model.namings, key=lambda naming: (found(naming), fitting(naming))).places
+    best = max(model.namings, key=lambda naming: (found(naming), fitting(naming)))
+    table = best.places
     own, published = sum(name in tensors for name in ours), max(map(found, model.namings))
     if own > published or (not published and ours.keys() - table.keys()):
         return own_names(ours)
@@ -154,7 +155,8 @@ def tensor_names(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Map
     there = any(f"{prefix}{embed}" in tensors for prefix in PREFIXES)
     for family, name in EMBEDDINGS.items():
         if embed and not there and family != expected and any(f"{prefix}{name}" in tensors for prefix in PREFIXES):
-            message = f"the file has the parameter names of {family}; the recipe's model has those of {expected}"
+            own_family = best.family if best.family not in ("llama", "gpt2") else expected
+            message = f"the file has the parameter names of {family}; the recipe's model has those of {own_family}"
             raise DataError(message, f"start from a recipe for a {family} model: `dtrain recipes presets`")
     return published_names(model, ours, table)
 

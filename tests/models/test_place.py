@@ -6,13 +6,17 @@ import jax
 import numpy as np
 import pytest
 
+from dtrain.core.errors import RecipeError
 from dtrain.models.decoder import Decoder
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
+from dtrain.models.lora import ADAPTERS
 from dtrain.models.moe import Experts
 from dtrain.models.nn.param import Param, paths
 from dtrain.models.place import Place
 from dtrain.models.rope import Learned
+from dtrain.weights.peft import adapter_tensors
+from dtrain.weights.read import base_names
 
 SIZES: dict[str, Any] = {"vocab": 16, "context": 8, "layers": 3, "width": 8, "heads": 4, "hidden": 12}
 WITH_BIASES: dict[str, Any] = {"norm": "layer", "norm_bias": True, "bias": True, "feed_forward": "gelu"}
@@ -79,3 +83,25 @@ def test_what_is_written_is_read_back_whole_and_in_parts(family: str) -> None:
         for index in (whole, *halves):
             found = naming.places[name].read(load, param, index)
             np.testing.assert_array_equal(found, values[name][tuple(index)], err_msg=f"{name} {index}")
+
+
+def test_adapters_get_the_names_of_the_family_that_the_base_was_imported_as() -> None:
+    model = Decoder(**SIZES, kv_heads=2)
+    declared = model.params()
+    own = dict(zip(jax.tree.leaves(paths(declared)), jax.tree.leaves(declared), strict=True))
+    for kind, alone in (("phi3", False), ("llama", True), ("", True), ("unheard", True)):
+        place = base_names(model, own, kind)["blocks.query.weight"]
+        assert place.alone is alone, kind
+    fused = {name: (place, own[name]) for name, place in base_names(model, own, "phi3").items() if name in own}
+    pair = {"a": np.zeros((3, 8, 2)), "b": np.zeros((3, 2, 4, 2))}
+    with pytest.raises(RecipeError, match=r"blocks.query.weight is not a matrix \(out, in\) of its own"):
+        adapter_tensors({f"{ADAPTERS}.blocks.query.weight": pair}, fused)
+
+
+def test_adapters_of_layers_without_experts_beside_some_are_refused() -> None:
+    model = MODELS["deepseek"]
+    declared = model.params()
+    own = dict(zip(jax.tree.leaves(paths(declared)), jax.tree.leaves(declared), strict=True))
+    places = {name: (place, own[name]) for name, place in base_names(model, own, "").items() if name in own}
+    with pytest.raises(RecipeError, match="PEFT loses adapters of layers without experts"):
+        adapter_tensors({f"{ADAPTERS}.blocks.dense.mlp.up": {}}, places)

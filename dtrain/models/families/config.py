@@ -32,7 +32,7 @@ _DELTA = "gated DeltaNet layers"
 _STATE = "state-space layers"
 NEEDS: dict[str, str] = {
     "longcat_flash": f"{_LATENT} with experts beside it",
-    "mistral4": "the encoder of images that it is published with",
+    "mistral4": f"{_LATENT} with queries that grow with their position",
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), f"{_LATENT} with a sparse index"),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"), _DELTA),
     **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
@@ -74,7 +74,7 @@ def published_model(config: JsonObject, context: int, path: Path) -> Published:
     except (FieldError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise DataError(f"{path} does not describe a decoder: {type(error).__name__} {error}") from error
     fields.refuse_unread()
-    sources = dict.fromkeys(settings(model), f"model_type: {kind}") | fields.sources
+    sources = dict.fromkeys(settings(model), f"model_type: {config['model_type']}") | fields.sources
     positions = config.get("n_positions", config.get("max_position_embeddings"))
     return Published(model, sources, tuple(fields.unserved), fields.unchecked, positions)
 

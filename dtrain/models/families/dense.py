@@ -7,7 +7,7 @@ the first that computes the same.
 from typing import TYPE_CHECKING
 
 from dtrain.core.types import JsonObject
-from dtrain.models.families.family import Family
+from dtrain.models.families.family import Family, whole_heads
 from dtrain.models.families.fields import Fields
 from dtrain.models.families.latent import latent, latent_rope
 from dtrain.models.families.layers import (
@@ -152,11 +152,6 @@ def _linear_or_none(model: "Decoder") -> bool:
     """Whether version 4.57 of transformers takes the scaling of the rotation, of which it knows two fields."""
     scaling = getattr(model.position, "scaling", None)
     return scaling is None or (isinstance(scaling, LinearScaling) and scaling.factor > 1)
-
-
-def whole_heads(model: "Decoder") -> bool:
-    """Whether heads are as wide as the class of transformers makes them, which takes no `head_dim`."""
-    return model.heads * model.head_size == model.width
 
 
 def rotates_locally(kind: str, window: int | None) -> bool:

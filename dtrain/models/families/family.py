@@ -33,3 +33,8 @@ class Family:
     def config(self, model: "Decoder") -> JsonObject:
         """The fields of config.json."""
         return {name: value for part in self.parts for name, value in part.write(model).items()}
+
+
+def whole_heads(model: "Decoder") -> bool:
+    """Whether heads are as wide as the class of transformers makes them, which takes no `head_dim`."""
+    return model.heads * model.head_size == model.width

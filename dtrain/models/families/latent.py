@@ -1,5 +1,6 @@
 """Latent attention in a config.json, read and written (DeepSeek and what follows its shape)."""
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,8 @@ def latent_rope(*, field: bool = True) -> Part:
     name = "rope_interleave"
 
     def read(fields: Fields) -> JsonObject:
-        given, turns = fields.maybe("rope_parameters") or {}, bool(fields(name, "position.interleaved"))
+        given = fields.maybe("rope_parameters") or {}
+        turns = bool(fields(name, "position.interleaved")) if field else True
         rope = rotary.read(fields, given, None, interleaved=turns)
         scaling = rope.scaling
         if isinstance(scaling, Yarn):
@@ -72,8 +74,18 @@ def latent_rope(*, field: bool = True) -> Part:
             return {}
         config = rotary.written(rope) | ({name: rope.interleaved} if field else {})
         if isinstance(rope.scaling, Yarn):
-            scaling: Any = config["rope_scaling"]
-            config["rope_scaling"] = scaling | {MSCALE: rope.scaling.mscale_all_dim}
+            own: Any = config["rope_scaling"]
+            config["rope_scaling"] = own | {MSCALE: rope.scaling.mscale_all_dim, **_mscale(rope.scaling)}
         return config
 
     return Part({"rope_theta": 10_000.0, name: True}, read, write)
+
+
+def _mscale(scaling: Yarn) -> JsonObject:
+    """`mscale`, from which readers that know no `attention_factor` compute it, as DeepSeek's own code does:
+    (0.1 mscale log(factor) + 1) / (0.1 mscale_all_dim log(factor) + 1)."""
+    grown, weight = 0.1 * math.log(scaling.factor) if scaling.factor > 1 else 0.0, scaling.mscale_all_dim
+    if not grown or not weight:
+        return {}
+    same = scaling.attention == 1
+    return {"mscale": weight if same else (scaling.attention * (grown * weight + 1) - 1) / grown}

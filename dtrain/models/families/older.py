@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dtrain.core.types import JsonObject
 from dtrain.models.families import rotary
-from dtrain.models.families.family import Family
+from dtrain.models.families.family import Family, whole_heads
 from dtrain.models.families.fields import Fields
 from dtrain.models.families.part import Part
 from dtrain.models.families.parts import (
@@ -74,7 +74,10 @@ def gptj_rope() -> Part:
     def read(fields: Fields) -> JsonObject:
         count, dim = fields("rotary_dim"), fields("n_embd") // fields("n_head")
         fields.sources["position.partial"] = f"rotary_dim: {count}"
-        return {"position": Rope(partial=share(count or fields("n_embd"), dim), interleaved=True)}
+        if not count:
+            fields.refuse(f"rotary_dim: {count}")
+            return {}
+        return {"position": Rope(partial=share(count, dim), interleaved=True)}
 
     def write(model: "Decoder") -> JsonObject:
         return {"rotary_dim": model.position.rotates(model.head_size)} if isinstance(model.position, Rope) else {}
@@ -158,7 +161,7 @@ OLDER: dict[str, Family] = {
          ONE_GROUP_EACH, neox_rope(), LAYER_NORM,
          biases(qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mlp_bias=True), neox_parallel(),
          known("classifier_dropout"), dense()),
-        "gpt_neox",
+        "gpt_neox", opens=whole_heads,
     ),
     "phi": Family(
         "PhiForCausalLM",

@@ -58,6 +58,21 @@ def stated(**values: object) -> Part:
     return Part({}, read)
 
 
+def renamed(**names: str) -> Part:
+    """Fields that transformers takes under a second name; refused where both are given and differ."""
+
+    def read(fields: Fields) -> JsonObject:
+        for second, first in names.items():
+            value = fields.maybe(second)
+            if value is not None and fields.values.get(first, value) != value:
+                fields.refuse(f"{second}: {value} but {first}: {fields.values[first]}")
+            if value is not None:
+                fields.values = {first: value, **fields.values}
+        return {}
+
+    return Part({}, read)
+
+
 def divided(ours: str, theirs: str, default: object) -> Part:
     """A setting that is one over a field."""
     return Part(
@@ -314,18 +329,20 @@ def dense_layers(read: Callable[[Fields, int], Sequence[bool]], write: Callable[
     return Part({}, flags, written)
 
 
-def first_dense(default: int, *, types: bool = False) -> Part:
-    """The first layers have no experts. `types`: written as the type of each layer."""
+def first_dense(default: int, *, by_type: bool = False) -> Part:
+    """The first layers have no experts. `by_type`: a field has the type of each layer, and no other their number."""
     name = "first_k_dense_replace"
 
     def read(fields: Fields, layers: int) -> list[bool]:
         first, types = fields.maybe(name), fields.maybe("mlp_layer_types")
         if types:
             return [kind == "dense" for kind in types]
+        if by_type and first not in (None, default):  # the class takes the types alone
+            fields.refuse(f"{name}: {first}")
         return [number < (default if first is None else first) for number in range(layers)]
 
     def write(flags: Sequence[bool]) -> JsonObject:
-        if types:
+        if by_type:
             return {"mlp_layer_types": ["dense" if flag else "sparse" for flag in flags]}
         return {name: flags.index(False) if False in flags else len(flags)}
 

@@ -13,9 +13,8 @@ from dtrain.models.families.dense import (
     POST_ALONE,
     QWEN_WINDOWS,
     rotates_locally,
-    whole_heads,
 )
-from dtrain.models.families.family import Family
+from dtrain.models.families.family import Family, whole_heads
 from dtrain.models.families.fields import Fields
 from dtrain.models.families.latent import latent, latent_rope
 from dtrain.models.families.layers import (
@@ -40,6 +39,7 @@ from dtrain.models.families.parts import (
     minimax_rope,
     no_window,
     qwen_dense,
+    renamed,
     rope,
     same,
     scaled_by_default,
@@ -94,8 +94,10 @@ def deepseek_v2_experts() -> Part:
         if fields.values.get("scoring_func", "softmax") != "softmax" or how not in ("greedy", limited):
             fields.refuse(f"topk_method: {how}, scoring_func: {fields.values.get('scoring_func')}")
         fields.known.add("scoring_func")
-        groups = {"groups": fields.values["n_group"], "active_groups": fields.values["topk_group"], "group_by": 1}
-        return {"experts": replace(found["experts"], **groups)} if how == limited else found
+        if how != limited:
+            return found
+        groups = {"groups": fields("n_group"), "active_groups": fields("topk_group"), "group_by": 1}
+        return {"experts": replace(found["experts"], **groups)}
 
     def write(model: "Decoder") -> JsonObject:
         if (own := model.experts) is None:
@@ -208,7 +210,7 @@ SPARSE: dict[str, Family] = {
     "glm4_moe_lite": Family(
         "Glm4MoeLiteForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-5)), latent(query_rank=768, nope=192, value=256), latent_rope(),
-         first_dense(1, types=True), further_tokens(), *DEEPSEEK_V3,
+         first_dense(1, by_type=True), further_tokens(), *DEEPSEEK_V3,
          experts(DEEPSEEK_EXPERTS, DEEPSEEK_SIZES | {"n_routed_experts": 64, "moe_intermediate_size": 1536,
                                                      "num_experts_per_tok": 4, "routed_scaling_factor": 1.8},
                  **DEEPSEEK)),
@@ -230,14 +232,14 @@ SPARSE: dict[str, Family] = {
     "granitemoe": Family(
         "GraniteMoeForCausalLM",
         (*sizes(), rope(), ATTENTION_BIASES, *GRANITE, experts(GRANITE_EXPERTS, GRANITE_SIZES)),
-        "granitemoe",
+        "granitemoe", opens=whole_heads,
     ),
     "granitemoeshared": Family(
         "GraniteMoeSharedForCausalLM",
         (*sizes(), rope(), ATTENTION_BIASES, *GRANITE,
          experts(GRANITE_EXPERTS | {"shared": "shared_intermediate_size"},
                  GRANITE_SIZES | {"shared_intermediate_size": 0})),
-        "granitemoe",
+        "granitemoe", opens=whole_heads,
     ),
     "granitemoe_swa": Family(
         "GraniteMoeSWAForCausalLM",
@@ -249,7 +251,8 @@ SPARSE: dict[str, Family] = {
     "ernie4_5_moe": Family(
         "Ernie4_5_MoeForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=4, tied=True), rope(500_000.0, interleaved=True), NONE,
-         stated(use_bias=False), known("moe_norm_min", "num_experts", "num_experts_per_tok"), ernie_dense(),
+         stated(use_bias=False), known("moe_norm_min"), ernie_dense(),
+         renamed(num_experts="moe_num_experts", num_experts_per_tok="moe_k"),
          experts({"count": "moe_num_experts", "active": "moe_k", "hidden": "moe_intermediate_size",
                   "shared": "moe_num_shared_experts"},
                  {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2},
@@ -259,7 +262,7 @@ SPARSE: dict[str, Family] = {
     "hy_v3": Family(
         "HYV3ForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8, head_dim=128), rope(11_158_840.0), ATTENTION_BIASES,
-         fixed(qk_norm=True), stated(mlp_bias=False), known("enable_moe_fp32_combine"), first_dense(1, types=True),
+         fixed(qk_norm=True), stated(mlp_bias=False), known("enable_moe_fp32_combine"), first_dense(1, by_type=True),
          further_tokens(),
          experts({"count": "num_experts", "active": "num_experts_per_tok", "hidden": "moe_intermediate_size",
                   "shared": "num_shared_experts", "scale": "router_scaling_factor"},
