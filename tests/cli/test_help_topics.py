@@ -150,9 +150,9 @@ def test_a_name_of_a_verb_and_a_kind_explains_both(in_process: Dtrain) -> None:
 
 
 def test_a_value_names_the_keys_that_have_it(in_process: Dtrain) -> None:
-    one = in_process("help", "relu").stdout
-    assert one.startswith("relu is a value of one key:\n\nmodel.activation\n")
-    assert "After each hidden layer" in one
+    one = in_process("help", "relu2").stdout
+    assert one.startswith("relu2 is a value of one key:\n\nmodel.feed_forward\n")
+    assert "are not gated" in one
     several = in_process("help", "bfloat16").stdout
     assert "precision.compute" in several
     assert "precision.params" in several
