@@ -54,10 +54,8 @@ def layer(model: "Decoder", *, dense: bool) -> Tree:
     inner = declare.normal(model.init)
     outer = declare.normal(model.init / (math.sqrt(2 * model.layers) if model.depth_init else 1))
     q, kv = ((width, model.heads, dim), "embed heads _"), ((width, model.groups, dim), "embed kv_heads _")
-    norms = (
-        () if not model.pre_norm else ("norm1",) if model.parallel and not model.parallel_norms else ("norm1", "norm2")
-    )
-    tree: Tree = {name: norm(model, width, "embed") for name in norms}
+    norms = ("norm1",) if _one_norm(model) else ("norm1", "norm2")
+    tree: Tree = {name: norm(model, width, "embed") for name in norms} if model.pre_norm else {}
     projections, values = {"query": q, "key": kv, "value": kv}, dim
     if model.latent:
         tree[LATENT] = model.latent.params(width, model.heads, dim, inner)
@@ -92,6 +90,11 @@ def layer(model: "Decoder", *, dense: bool) -> Tree:
     return tree
 
 
+def _one_norm(model: "Decoder") -> bool:
+    """Whether attention and the feed-forward layer read the same normalised input."""
+    return model.parallel and not model.parallel_norms
+
+
 def norm(model: "Decoder", size: int, dim: str) -> Tree:
     """Scale, and bias with `norm_bias`, of a normalisation over `dim`."""
     factor = bias((size,), dim) if model.norm_offset else scale((size,), dim)  # an offset from one starts at zero
@@ -115,11 +118,9 @@ def apply(
     y_BTE = ctx.scatter(_attention(model, block, ctx.collect(first_BTE), shared, kind, ctx), "heads")
     y_BTE = added(y_BTE, block["out"]["bias"]) if "bias" in block["out"] else y_BTE
     x_BTE = x_BTE + after("post1", y_BTE)
-    if model.parallel and not model.parallel_norms:
-        second_BTE = first_BTE
-    else:
-        second_BTE = before("norm2", input_BTE if model.parallel else x_BTE)
-    y_BTE, sums = _feed_forward(model, block, second_BTE, shared, ctx)
+    if not _one_norm(model):
+        first_BTE = before("norm2", input_BTE if model.parallel else x_BTE)
+    y_BTE, sums = _feed_forward(model, block, first_BTE, shared, ctx)
     return x_BTE + after("post2", y_BTE), sums
 
 

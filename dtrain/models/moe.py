@@ -84,6 +84,10 @@ class Experts:
         if self.active > (most := self.active_groups * self.count // self.groups):
             message = f"active_groups = {self.active_groups} have {most} experts, fewer than active = {self.active}"
             raise FieldError("active_groups", message)
+        if self.group_by != 2 and self.groups == 1:
+            raise FieldError(
+                "group_by", "group_by ranks groups of experts, and there is one", "set groups, or leave it out"
+            )
         if self.shared_hidden and not self.shared:
             raise FieldError("shared_hidden", "shared_hidden: there are no shared experts")
         if self.shared_gate and not self.shared:

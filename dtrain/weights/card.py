@@ -22,10 +22,13 @@ UNKNOWN = "unknown: look it up before you publish these weights"
 
 def record_base(run_dir: Path, source: Path) -> None:
     """Keep the name of a published folder, its type of model, and the licence that its card states."""
+    overwrite(run_dir / BASE, json.dumps(_about(source)) + "\n")
+
+
+def _about(source: Path) -> JsonObject:
     config = source / CONFIG
     kind = read_object(config, "the configuration of a model").get("model_type") if config.is_file() else None
-    about = {"name": source.resolve().name, "license": _license(source / CARD), "model_type": kind}
-    overwrite(run_dir / BASE, json.dumps(about) + "\n")
+    return {"name": source.resolve().name, "license": _license(source / CARD), "model_type": kind}
 
 
 def base_kind(run_dir: Folder) -> str:
@@ -90,8 +93,7 @@ def _base(recipe: JsonObject, run_dir: Folder) -> JsonObject:
     if (own := run_dir.path / BASE).is_file():
         return json.loads(own.read_text(encoding="utf-8"))
     if init.get("weights"):
-        source = Path(init["weights"])
-        return {"name": source.name, "license": _license(source / CARD)}
+        return _about(Path(init["weights"]))
     if not init.get("run"):
         return {}
     places = (Path(init["run"]), run_dir.path.parent / Path(init["run"]).name)

@@ -15,7 +15,7 @@ from dtrain.core.files import overwrite
 from dtrain.core.types import JsonObject
 from dtrain.data.tokenizer_files import FILES, TEMPLATE, write_tokenizer
 from dtrain.models.agreement import CONFIG, record
-from dtrain.models.configs import files_beside, names_of
+from dtrain.models.configs import files_beside, kind_of, names_of
 from dtrain.models.image_configs import PREPROCESSOR
 from dtrain.models.nn.param import Param
 from dtrain.models.place import Place
@@ -227,4 +227,5 @@ def _export_adapters(loaded: LoadedRun, folder: Path, dtype: DType, base: str, a
     write(path, _cast(tensors, dtype), about)
     overwrite(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")
     kept = f", in {own}: this run has it so" if (own := loaded.lora.dtype) else ""
-    return [_written(path), f"adapter_config.json: for PEFT, on the model that the base came from{kept}"]
+    usual = "" if base else f" (its type is not recorded; modules are named as in {kind_of(loaded.recipe.model)})"
+    return [_written(path), f"adapter_config.json: for PEFT, on the model that the base came from{usual}{kept}"]

@@ -258,6 +258,8 @@ def test_impossible_fields_are_refused() -> None:
             Decoder(**(good | wrong))
     with pytest.raises(FieldError, match="active = 5 experts is more than count = 4"):
         Experts(count=4, active=5, hidden=8)
+    with pytest.raises(FieldError, match="group_by ranks groups of experts, and there is one"):
+        Experts(count=4, active=2, hidden=8, group_by=1)
 
 
 def test_data_that_does_not_fit_is_refused_with_both_numbers() -> None:

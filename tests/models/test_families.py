@@ -43,10 +43,10 @@ SOME = ("cohere2", "deepseek-v3", "glm4", "gpt-oss", "granite", "ministral3")
 MESHES = ["data: 8", "data: 1, fsdp: 4, tensor: 2", "data: 1, tensor: 2, fsdp: 2, expert: 2"]
 
 
-def reference(*words: str | Path) -> None:
+def reference(*words: str | Path, script: Path = SCRIPT) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX", "XLA"))}
     environment["HF_HUB_OFFLINE"] = "1"
-    done = subprocess.run([PYTHON, SCRIPT, *words], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run([PYTHON, script, *words], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -146,6 +146,22 @@ def test_logits_loss_and_gradients_are_the_published_ones(
             float(np.linalg.norm(expected[path])), 1e-2 * most
         )  # that of a bias of keys is zero but for rounding
         assert float(np.linalg.norm(found - expected[path])) < 1e-5 * size, path
+
+
+@pytest.mark.nightly
+def test_narrow_weights_give_the_logits_of_transformers(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MXFP4 and FP8, each device its own part: as there, where they are made wide when they are read."""
+    monkeypatch.chdir(tmp_path)
+    reference(published, tmp_path / "narrow", script=SCRIPT.with_name("hf_narrow.py"))
+    tokens = np.load(published / "tokens.npy")
+    for name in ("gpt-oss", "deepseek-v3"):
+        folder = tmp_path / "narrow" / name
+        import_published(folder, name, ["mesh={data: 2, fsdp: 2, tensor: 2}"], None, Path("runs"), lambda _: None)
+        found, wanted, wide = logits(loaded(name), tokens), np.load(folder / "logits.npy"), published / name
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max(), rtol=0)
+        assert np.abs(wanted - np.load(wide / "logits.npy")).max() > 0.01 * np.abs(wanted).max()
 
 
 CONTINUED, PROMPT = 24, 16

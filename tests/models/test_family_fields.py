@@ -64,6 +64,7 @@ def test_second_names_of_fields_count_and_must_not_contradict() -> None:
 def test_fields_that_the_class_does_not_take_are_refused() -> None:
     assert read("glm4_moe_lite", **LATENT_FIELDS, first_k_dense_replace=2)[1] == ("first_k_dense_replace: 2",)
     assert read("glm4_moe_lite", **LATENT_FIELDS, first_k_dense_replace=1)[1] == ()
+    assert read("gpt_neox", partial_rotary_factor=0.5)[1] == ("partial_rotary_factor: 0.5",)
     gptj = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
     found = published_model({"model_type": "gptj", "rotary_dim": None} | gptj, 64, Path("config.json"))
     assert found.unserved == ("rotary_dim: None",)

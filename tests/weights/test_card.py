@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from dtrain.core.run_dir import Folder
-from dtrain.weights.card import MARK, record_base, write_card
+from dtrain.weights.card import MARK, base_kind, record_base, write_card
 
 RECIPE = """\
 name: tuned
@@ -73,3 +73,13 @@ def test_what_is_not_known_is_said_and_a_card_of_the_user_stays(tmp_path: Path) 
     (out / "README.md").write_text("mine")
     assert "was not written by dtrain, and stays" in write_card(out, tuned, 20, "float32")
     assert MARK not in (out / "README.md").read_text()
+
+
+def test_the_type_of_the_base_is_found_in_a_run_or_in_the_weights_that_it_names(tmp_path: Path) -> None:
+    tuned = runs(tmp_path)
+    assert base_kind(tuned) == ""  # imported without a config.json
+    (tmp_path / "Published-7B" / "config.json").write_text('{"model_type": "phi3"}')
+    record_base(tmp_path / "runs" / "base", tmp_path / "Published-7B")
+    assert base_kind(tuned) == "phi3"
+    tuned.recipe.write_text(f"name: tuned\ninit: {{weights: {tmp_path / 'Published-7B'}}}\n")
+    assert base_kind(tuned) == "phi3"

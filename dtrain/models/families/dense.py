@@ -25,6 +25,7 @@ from dtrain.models.families.layers import (
 )
 from dtrain.models.families.part import Part
 from dtrain.models.families.parts import (
+    LAYER_NORM,
     UNGATED,
     biases,
     dense,
@@ -145,7 +146,6 @@ ONE_WINDOW = windows(everywhere, None, own_types=False)
 QWEN_WINDOWS = windows(after_first, 4096, switch=True, first=28)
 STARCODER_GELUS = {"gelu_pytorch_tanh": "gelu_tanh"} | UNGATED
 """The name that is written comes first."""
-LAYER_NORM = fixed(norm="layer", norm_bias=True)
 
 
 def _linear_or_none(model: "Decoder") -> bool:

@@ -10,6 +10,7 @@ from dtrain.models.families.fields import Fields
 from dtrain.models.families.part import Part
 from dtrain.models.families.parts import (
     GELUS,
+    LAYER_NORM,
     UNGATED,
     activation,
     biases,
@@ -26,7 +27,6 @@ from dtrain.models.rope import Learned, Rope
 if TYPE_CHECKING:
     from dtrain.models.decoder import Decoder
 
-LAYER_NORM = fixed(norm="layer", norm_bias=True)
 LEARNED = fixed(position=Learned())
 
 
@@ -91,7 +91,6 @@ def neox_rope() -> Part:
 
     def read(fields: Fields) -> JsonObject:
         given = fields.maybe("rope_parameters") or {}
-        fields.known.add(rotary.PARTIAL)
         if fields.maybe("rope_scaling"):
             fields.refuse(f"rope_scaling: {fields.values['rope_scaling']}")
         kind = given.get("rope_type", "default")

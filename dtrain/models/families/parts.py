@@ -36,6 +36,9 @@ def fixed(**settings: object) -> Part:
     return Part({}, lambda _: dict(settings))
 
 
+LAYER_NORM = fixed(norm="layer", norm_bias=True)
+
+
 def known(*names: str) -> Part:
     """Fields of the family that decide nothing more."""
 
