@@ -258,7 +258,10 @@ def test_folders_that_do_not_fit_leave_nothing_behind(
     refused({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}, "rope_parameters": None}, "rope_type: longrope")
     refused({"num_hidden_layers": 6}, r"model.layers.4.self_attn.k_proj.weight is missing")
     refused({"intermediate_size": 80}, r"has shape \(96, 64\), in the model \(80, 64\)")
-    refused({"model_type": "gpt2", "n_embd": 64, "n_positions": 64, "n_layer": 4, "n_head": 4}, "of another model")
+    refused(
+        {"model_type": "gpt2", "n_embd": 64, "n_positions": 64, "n_layer": 4, "n_head": 4},
+        "the file has the parameter names of Llama; the recipe.s model has those of gpt_bigcode",
+    )
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"has no config\.json"):
         import_published(tmp_path / "empty", "new", [], None, Path("runs"), lambda _: None)
