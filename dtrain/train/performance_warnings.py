@@ -32,6 +32,11 @@ class PerformanceWarnings:
     _reported: set[str] = field(default_factory=set)
     _before: tuple[int, dict[str, float]] | None = None
     _compiled: int = 0
+    _waited: float = 0.0
+    """Seconds for data until the last event."""
+    _longest: float = 0.0
+    """The longest wait for data between two events since the last look."""
+    _slow_before: bool = False
 
     def __enter__(self) -> "PerformanceWarnings":
         jax.monitoring.register_event_duration_secs_listener(self._count)
@@ -46,15 +51,21 @@ class PerformanceWarnings:
     def __call__(self, event: StepEvent) -> None:
         if self._before is None:  # the first batch waits for workers to start, and the first step may compile
             self._before, self._compiled = (event.reached, dict(self.clock.spent)), 0
+            self._waited = self.clock.spent.get("data", 0.0)
             return
+        waited = self.clock.spent.get("data", 0.0)
+        self._longest, self._waited = max(self._longest, waited - self._waited), waited
         step, spent = self._before
         if event.reached - step < FEWEST or not (event.step % self.every == 0 or event.last):
             return
         now = dict(self.clock.spent)
-        seconds = {part: (now.get(part, 0.0) - spent.get(part, 0.0)) / (event.reached - step) for part in IN_LOOP}
-        self._before = event.reached, now
-        if slow_input(seconds) and seconds["data"] * (event.reached - step) > ENOUGH:
-            self._once("input", self._advice(seconds))
+        seconds = {part: now.get(part, 0.0) - spent.get(part, 0.0) for part in IN_LOOP}
+        steps, self._before = event.reached - step, (event.reached, now)
+        slow = slow_input(seconds, steps)
+        # one long wait may be that of a machine which did something else: it says so if it comes again
+        if slow and (self._slow_before or slow_input(seconds | {"data": seconds["data"] - self._longest}, steps)):
+            self._once("input", self._advice({part: all_of / steps for part, all_of in seconds.items()}))
+        self._slow_before, self._longest = slow, 0.0
         if self._compiled:
             programs = counted(self._compiled, "program")
             self._once(
@@ -76,11 +87,11 @@ class PerformanceWarnings:
             self.warn(text)
 
 
-def slow_input(seconds: dict[str, float]) -> bool:
+def slow_input(seconds: dict[str, float], steps: int) -> bool:
     """Whether steps wait for data: most of their time, while the devices are never waited for.
 
-    `seconds`: per step, by section. Batches are fetched while the devices compute, so that a wait for data is a loss
-    only if the devices were ready before.
+    `seconds`: of all the steps, by section. Batches are fetched while the devices compute, so that a wait for data is a
+    loss only if the devices were ready before.
     """
-    whole = sum(seconds.values())
-    return seconds["data"] > SHORT and seconds["data"] > 0.5 * whole and seconds["device"] < 0.1 * whole
+    whole, data = sum(seconds.values()), seconds["data"]
+    return data > max(ENOUGH, SHORT * steps) and data > 0.5 * whole and seconds["device"] < 0.1 * whole

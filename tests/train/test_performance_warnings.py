@@ -1,13 +1,16 @@
 """Recipes that are impure, slow or wrong on purpose are named at once, and good ones get no warning."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dtrain.parallel.compile_cache import Counter
-from dtrain.train.performance_warnings import slow_input
+from dtrain.train.loop import StepEvent
+from dtrain.train.performance_warnings import IN_LOOP, PerformanceWarnings, slow_input
 from dtrain.train.start import cold_cache
+from dtrain.train.timers import Clock
 from tests.conftest import Dtrain
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +91,34 @@ def test_none_of_ten_good_recipes_gets_a_warning(dtrain: Dtrain, recipe: str) ->
     [(9e-3, 0.0, True), (9e-3, 5e-3, False), (0.5e-3, 0.0, False), (1e-3, 9e-3, False), (4e-3, 0.3e-3, True)],
 )
 def test_input_is_slow_only_if_the_devices_were_ready_before(data: float, device: float, slow: bool) -> None:
-    assert slow_input({"data": data, "device": device, "dispatch": 0.1e-3, "host": 0.1e-3}) == slow
+    seconds = {"data": data, "device": device, "dispatch": 0.1e-3, "host": 0.1e-3}
+    assert slow_input({part: 100 * one for part, one in seconds.items()}, steps=100) == slow
+
+
+def reported(waits: Sequence[float]) -> bool:
+    """Whether steps of 1 ms are said to wait for data, if they wait that long each and every fourth is logged."""
+    clock, told = Clock(spent=dict.fromkeys(IN_LOOP, 0.0)), list[str]()
+    warnings = PerformanceWarnings(clock, every=4, workers=0, warn=told.append)
+    for step, wait in enumerate(waits, 1):
+        clock.spent["data"] += wait
+        clock.spent["dispatch"] += 1e-3
+        warnings(StepEvent(step, None, {}, last=step == len(waits), stopping=False, reached=step))
+    return bool(told)
+
+
+@pytest.mark.parametrize(
+    ("waits", "slow"),
+    [
+        ([0.06] * 8, True),
+        ([0.0, 0.3] + [0.0] * 10, False),  # a machine that did something else for once
+        ([0.0, 0.3, 0.0, 0.0, 0.0, 0.3, 0.0, 0.0], True),  # one large file of several batches, again and again
+        ([0.0, 0.3] + [0.0] * 4 + [0.0, 0.0, 0.0, 0.3, 0.0, 0.0], False),
+        ([0.0, 0.2, 0.2, 0.0], True),
+        ([5.0] + [0.0] * 8, False),  # workers that start
+    ],
+)
+def test_one_long_wait_for_data_is_not_reported_before_it_comes_again(waits: Sequence[float], slow: bool) -> None:
+    assert reported(waits) == slow
 
 
 def test_a_restart_that_compiles_for_long_is_named() -> None:
