@@ -57,7 +57,7 @@ def exits(debug: bool = False, stoppable: bool = False) -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Make Ctrl-C, SIGTERM and SIGHUP a KeyboardInterrupt.
+    """Make Ctrl-C, SIGTERM and SIGHUP a KeyboardInterrupt; within `signals.leaving_at_once` the end of the process.
 
     It is raised again until `cancel_interrupt` is called, or the block ends.
     JAX has callbacks in which an exception, and with it the only KeyboardInterrupt, is lost.
@@ -73,6 +73,7 @@ def interruptible() -> Iterator[None]:
             signals.leave(Aborted.exit_code, "interrupted\n")  # second Ctrl-C: do not wait for the import
         signal.setitimer(signal.ITIMER_REAL, SOON if importing else AGAIN)
         if not importing:
+            signals.leave_if_nothing_is_lost(Aborted.exit_code)
             raise KeyboardInterrupt
 
     def unraisable(failure: "sys.UnraisableHookArgs") -> None:

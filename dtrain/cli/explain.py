@@ -7,6 +7,7 @@ import typer
 from dtrain.cli import completion
 from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe, RunCode, refuse_code
 from dtrain.cli.exits import exits, interruptible
+from dtrain.core.signals import leaving_at_once
 
 ON = "For the devices of this slice, e.g. v5e-16; default: as many as the mesh needs, of a CPU."
 
@@ -28,7 +29,7 @@ def explain(
     debug: Debug = False,
 ) -> None:
     """Show every parameter: its shape, the rule that shards it, its copies and bytes. Touches no device."""
-    with exits(debug), interruptible():
+    with exits(debug), interruptible(), leaving_at_once():
         from dtrain.core.errors import RecipeError
 
         if on and devices:

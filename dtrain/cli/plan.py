@@ -1,6 +1,7 @@
 """dtrain plan"""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -273,9 +274,11 @@ def _search(
     import json
 
     from dtrain.plan.report import saving, search_report, values
-    from dtrain.plan.search import search
+    from dtrain.plan.search import NOTHING, search
 
-    result = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True), cancel_interrupt)
+    nothing = json.dumps({"ranked": [], "stopped": True}, indent=2) if as_json else NOTHING
+    say = partial(typer.echo, err=True)
+    result = search(loaded, on, tries, jobs, price, say, cancel_interrupt, f"{nothing}\n")
     if as_json:
         ranked: list[Any] = [{"changes": candidate.changes, **values(plan)} for candidate, plan in result.ranked]
         typer.echo(json.dumps({"ranked": ranked, "stopped": result.stopped}, indent=2))

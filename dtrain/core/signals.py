@@ -138,6 +138,34 @@ class Listener:
             self._lock.release()
 
 
+_last_lines: list[tuple[int, str]] = []
+"""File descriptor and text that an interrupt prints before it ends the process, of each open `leaving_at_once`."""
+
+
+@contextmanager
+def leaving_at_once(text: str = "interrupted\n", *, stdout: bool = False) -> Iterator[None]:
+    """Within this context there is nothing to lose: an interrupt prints the text of the outermost one and ends the
+    process. To raise an exception is not safe: JAX's native code may end the process if one is raised inside it."""
+    _last_lines.append((1 if stdout else 2, text))
+    try:
+        yield
+    finally:
+        _last_lines.pop()
+
+
+def leave_if_nothing_is_lost(code: int) -> None:
+    """End the process if a `leaving_at_once` is open. It may be called from a signal handler."""
+    if not _last_lines:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: the handler interrupted a write
+            stream.flush()
+    file, text = _last_lines[0]
+    with suppress(OSError):
+        os.write(file, text.encode())
+    leave(code, "")
+
+
 at_end: list[Callable[[], object]] = []
 """Functions that `end` calls. They do what an interrupt may have prevented, and raise nothing."""
 

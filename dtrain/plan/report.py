@@ -17,7 +17,7 @@ from dtrain.plan.capacity import state
 from dtrain.plan.money import Money, stale
 from dtrain.plan.plan import Plan, Timing, compilers, slots
 from dtrain.plan.replay import CollectiveCost
-from dtrain.plan.search import SearchResult
+from dtrain.plan.search import NOTHING, SearchResult
 from dtrain.plan.workers import PlanJob
 
 
@@ -360,7 +360,7 @@ def duration(hours: float) -> str:
 def search_report(result: SearchResult) -> Iterator[str]:
     """Lines of the result of a search: the variants that fit, the fastest first, compared with the given recipe."""
     if result.stopped:
-        yield "interrupted; results so far:" if result.tried else "interrupted before anything was compiled"
+        yield "interrupted; results so far:" if result.tried else NOTHING
     base = result.base.timing.seconds if result.base and result.base.timing and result.base.fits else None
     for candidate, plan in result.ranked:
         assert plan.timing

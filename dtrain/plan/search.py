@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dtrain.core.counts import ms
 from dtrain.core.errors import DtrainError, RecipeError
+from dtrain.core.signals import leaving_at_once
 from dtrain.core.slices import Target
 from dtrain.plan.cache import cached_outcomes
 from dtrain.plan.plan import Plan
@@ -24,6 +25,7 @@ from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.yaml import dump, parse
 
 MESHES, BEST = 16, 2
+NOTHING = "interrupted before anything was compiled"
 SLACK = 1.15
 """Another mesh is compiled only if arithmetic predicts at most this many times the step time of the recipe's mesh:
 arithmetic compares meshes about this accurately, and remat policies of one mesh far better."""
@@ -89,15 +91,18 @@ def search(
     price: float | None,
     say: Say,
     on_interrupt: Callable[[], object] = lambda: None,
+    nothing: str = f"{NOTHING}\n",
 ) -> SearchResult:
     """Compile at most `tries` variants, the first of which is the given recipe.
 
-    On a KeyboardInterrupt it calls `on_interrupt` and returns the results so far.
+    On a KeyboardInterrupt it calls `on_interrupt` and returns the results so far. An interrupt before anything is
+    compiled prints `nothing` to stdout and ends the process.
     """
     result = SearchResult(None)
     compiling = _Compiling(result, on, workers, price, say)
     try:
-        shapes = [Candidate(recipe, {}), *_shapes(recipe, on, say)]
+        with leaving_at_once(nothing, stdout=True):
+            shapes = [Candidate(recipe, {}), *_shapes(recipe, on, say)]
         say(f"compiling {tries} variants at most, {workers} at a time: meshes, remat and microbatches first")
         _compile_shapes(shapes, tries, compiling)
         fastest = [candidate for candidate, _ in result.ranked] or shapes[:1]

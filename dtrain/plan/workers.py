@@ -12,6 +12,7 @@ from typing import Any
 
 from dtrain.core.errors import DtrainError, EnvironmentFault
 from dtrain.core.parent import exit_with_caller
+from dtrain.core.signals import leaving_at_once
 from dtrain.core.slices import Target
 from dtrain.plan.plan import Plan, plan, quick
 from dtrain.recipe.recipe import Recipe
@@ -29,9 +30,10 @@ class PlanJob:
     price: float | None = None
 
     def make(self) -> Outcome:
-        """The plan, or the error that prevents it."""
+        """The plan, or the error that prevents it. An interrupt ends the process."""
         try:
-            return (quick if self.quick else plan)(self.recipe, self.target, self.price)
+            with leaving_at_once():
+                return (quick if self.quick else plan)(self.recipe, self.target, self.price)
         except DtrainError as error:
             return error
 

@@ -1,4 +1,5 @@
 import errno
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +77,35 @@ def test_inside_interruptible_other_errors_reach_the_hook_that_was_there(
     report(ValueError("after"))
     report(RuntimeError("Event loop is closed"))
     assert seen == ["inside", "after"] + ["Event loop is closed"] * (not stored)
+
+
+INTERRUPTED = """
+import os, signal, time
+from contextlib import suppress
+from dtrain.cli.exits import exits, interruptible
+from dtrain.core.signals import leaving_at_once
+with exits(), interruptible():
+    with suppress(KeyboardInterrupt):
+        with leaving_at_once("over"):
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(9)
+    print("raised")
+    with leaving_at_once("nothing yet", stdout=True), leaving_at_once():
+        try:
+            os.kill(os.getpid(), signal.{name})
+            time.sleep(9)
+        finally:
+            print("raised again")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_where_nothing_is_lost_an_interrupt_ends_the_process_and_raises_nothing(name: str) -> None:
+    """JAX's native code calls `terminate` if a KeyboardInterrupt is raised inside it."""
+    command = [sys.executable, "-c", INTERRUPTED.format(name=name)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "raised\nnothing yet", "")
 
 
 def test_where_no_memory_is_left_for_the_message_the_code_stays(
