@@ -63,8 +63,7 @@ class PreferenceModel(PairModel):
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         decoder = self.model.model
         policy = decoder.document_losses(self.model.combined(params), batch, ctx, 2)
-        frozen = jax.tree.map(jax.lax.stop_gradient, params[BASE])
-        reference = decoder.document_losses(frozen, batch, ctx, 2)
+        reference = decoder.document_losses(self.model.frozen(params), batch, ctx, 2)
         # the losses are negative log-probabilities: pi - ref of an answer is ref's loss less pi's
         chosen_B, rejected_B = (ref_B - own_B for own_B, ref_B in zip(policy, reference, strict=True))
         margin_B = self.objective.beta * (chosen_B - rejected_B)

@@ -2,21 +2,25 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.types import DType, Positive, PositiveFloat
+from dtrain.core.types import Positive, PositiveFloat
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn import param as declare
+from dtrain.models.nn import quantised
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.low_rank import LowRank, inner_dims
 from dtrain.models.nn.model import Flops, Loss, Wrapped
-from dtrain.models.nn.param import Param, Tree, paths
+from dtrain.models.nn.param import Param, Tree, dotted, paths
 from dtrain.models.nn.patterns import matched
+from dtrain.models.nn.quantised import Quantised, Width, in_full, is_quantised
 
+Kept = Literal["float32", "bfloat16"] | Width
+"""In what frozen parameters are kept."""
 BASE, ADAPTERS = "base", "lora"
 """Where the model's own parameters are in the tree, and the adapters."""
 TABLES = {"vocab": "a table of tokens", "experts": "a matrix of experts"}
@@ -36,9 +40,10 @@ class Lora:
     match, such as biases, gets none."""
     train: tuple[str, ...] = ()
     """Patterns of parameters that are trained in full, such as a new head: ["head.*"]."""
-    dtype: DType | None = None
+    dtype: Kept | None = None
     """In which the frozen parameters are kept; default: `precision.params`. bfloat16 takes half the memory, and where
-    `precision.compute` is bfloat16 the results are the same bits."""
+    `precision.compute` is bfloat16 the results are the same bits. int8 and nf4 (QLoRA): matrices with 8 or 4 bits for
+    each value and a scale for each block of 16 to 64; tables of tokens, biases and output heads in bfloat16."""
 
     @property
     def scale(self) -> float:
@@ -57,7 +62,7 @@ class Adapted(Wrapped):
 
         RecipeError if a pattern matches no parameter, or one that can have no adapter.
         """
-        own = self.model.params()
+        own, kept, arrays = self.model.params(), self.lora.dtype, bool(self.model.user_code)
         leaves_by_path = dict(zip(jax.tree.leaves(paths(own)), jax.tree.leaves(own), strict=True))
         targets = matched(self.lora.targets, list(leaves_by_path), "lora.targets")
         full = matched(self.lora.train, list(leaves_by_path), "lora.train")
@@ -74,11 +79,14 @@ class Adapted(Wrapped):
             message = f"lora: {follows} is an average of parameters, which adapters leave as they are"
             raise RecipeError(message, "train the model in full, without lora")
 
-        def frozen(name: str, param: Param) -> Param:
+        def frozen(name: str, param: Param) -> Param | Quantised:
             # what the loss updates, such as a running mean, stays in the checkpoint
             if name in full or not param.trained:
                 return param
-            return replace(param, trained=False, saved=False, dtype="" if param.exact else self.lora.dtype or "")
+            if kept in quantised.WIDTHS and (narrow := _quantised(param, kept, arrays)):
+                return narrow
+            dtype = "bfloat16" if kept in quantised.WIDTHS else kept or ""
+            return replace(param, trained=False, saved=False, dtype="" if param.exact else dtype)
 
         return {BASE: jax.tree.map(frozen, paths(own), own), ADAPTERS: adapters}
 
@@ -100,10 +108,14 @@ class Adapted(Wrapped):
 
     def combined(self, params: Tree) -> Tree:
         """The parameters as the model takes them, with an adapted one in place of each target."""
-        adapters = params[ADAPTERS]
-        arrays = bool(self.model.user_code)  # a user's code expects arrays
+        adapters, own = params[ADAPTERS], self.model.params()
 
-        def one(name: str, leaf: Any) -> Any:
+        def one(name: str, param: Param, leaf: Any) -> Any:
+            # a user's code expects arrays, and so do products with experts
+            arrays = bool(self.model.user_code) or "experts" in param.names
+            if is_quantised(leaf):
+                leaf = leaf.codes.quantised_by(leaf, arrays) if hasattr(leaf.codes, "quantised_by") else leaf
+                leaf = leaf.wide() if is_quantised(leaf) and arrays else leaf
             if name not in adapters:
                 return leaf
             a, b = adapters[name]["a"], adapters[name]["b"]
@@ -112,8 +124,11 @@ class Adapted(Wrapped):
             both = LowRank(leaf, a, b, self.lora.scale)
             return both.merged() if arrays else both
 
-        names = paths(self.model.params())
-        return jax.tree.map(one, names, params[BASE])
+        return jax.tree.map(one, paths(own), own, params[BASE])
+
+    def frozen(self, params: Tree) -> Tree:
+        """The parameters as the model takes them, without adapters: those of the base."""
+        return self.combined({BASE: jax.tree.map(jax.lax.stop_gradient, params[BASE]), ADAPTERS: {}})
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         loss = self.model.loss(self.combined(params), batch, ctx)
@@ -123,7 +138,7 @@ class Adapted(Wrapped):
         return self.model.predict(self.combined(params), batch, ctx)
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
-        return self.model.adapted_flops(example, examples, self, declared)
+        return self.model.adapted_flops(example, examples, self, in_full(declared))
 
 
 def _is_matrix(param: Param) -> bool:
@@ -131,16 +146,31 @@ def _is_matrix(param: Param) -> bool:
     return bool(inner_dims(param.shape, param.names, param.fan_in)[1]) and bool(param.fan_in or param.decay)
 
 
+def _quantised(param: Param, width: Width, arrays: bool) -> Quantised | None:
+    """How a frozen matrix is kept in that width; None for what is kept in bfloat16: tables of tokens, heads of language
+    models, routers, biases, scales, parameters that are always in float32, and what no block divides.
+
+    `arrays`: the model takes arrays, and may not say which dims it sums.
+    """
+    summed = [i for i, name in enumerate(param.names) if name in param.fan_in]
+    if not param.fan_in and arrays and _is_matrix(param):
+        summed = [len(param.shape) - 2]
+    if param.exact or not summed or "vocab" in param.names or param.names[summed[-1] + 1 :] in ((), ("experts",)):
+        return None
+    return quantised.declared(param, width, summed[-1])
+
+
 def adapted(model: Any, lora: Lora | None) -> Any:
     """The model that is trained: with adapters, if the recipe has `lora`."""
     return Adapted(model, lora) if lora else model
 
 
-def merged(params: Tree, declared: Tree, lora: Lora) -> Tree:
-    """The model's own tree in float32, each adapter added to its matrix; `declared` is the tree of `Adapted.params`."""
+def merged(params: Tree, lora: Lora) -> Tree:
+    """The model's own tree in float32, each adapter added to its matrix."""
 
-    def one(name: str, leaf: jax.Array) -> jax.Array:
-        leaf, pair = leaf.astype(jnp.float32), params[ADAPTERS].get(name)
+    def one(path: tuple[object, ...], leaf: Any) -> jax.Array:
+        pair = params[ADAPTERS].get(dotted(path))
+        leaf = leaf.wide(jnp.float32) if is_quantised(leaf) else leaf.astype(jnp.float32)
         return LowRank(leaf, pair["a"], pair["b"], lora.scale).merged() if pair else leaf
 
-    return jax.tree.map(one, paths(declared[BASE]), params[BASE])
+    return jax.tree.map_with_path(one, params[BASE], is_leaf=is_quantised)

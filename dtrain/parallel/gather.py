@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec
 from dtrain.core.errors import RecipeError
 from dtrain.models.nn.low_rank import LowRank
 from dtrain.models.nn.param import Tree
+from dtrain.models.nn.quantised import Quantised, is_quantised
+from dtrain.parallel.mesh import FSDP_AXES
 
 Cuts = tuple[tuple[int, tuple[str, ...]], ...]
 """(dim, the mesh axes that split it, major to minor)."""
@@ -19,7 +21,7 @@ Cuts = tuple[tuple[int, tuple[str, ...]], ...]
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["value", "low_rank"],
+    data_fields=["value", "low_rank", "narrow"],
     meta_fields=["axes", "dtype", "scale", "merge"],
 )
 @dataclass(frozen=True)
@@ -37,18 +39,32 @@ class NotGathered:
     """A and B of an adapter: the parameter is value + scale x A B."""
     scale: float = 1.0
     merge: bool = False
-    """Whether gathering adds the product of the adapter; else it gives a `LowRank`."""
+    """Whether gathering gives an array; else a `LowRank`, a `Quantised` matrix, or both."""
+    narrow: Quantised | None = None
+    """Of a quantised matrix, whose codes are `value`: its scales, not gathered, in place of `scales`."""
 
     def with_low_rank(self, a: "NotGathered", b: "NotGathered", scale: float, merge: bool) -> "NotGathered":
         """The same parameter with an adapter."""
         return replace(self, low_rank=(a, b), scale=scale, merge=merge)
 
-    def with_adapter(self, x: jax.Array, gather: Callable[["NotGathered"], Any]) -> Any:
-        """The gathered parameter x (its full shape), with its adapter, if it has one, gathered by `gather`."""
+    def quantised_by(self, narrow: Quantised, merge: bool) -> "NotGathered":
+        """The parameter whose codes this is; `narrow` has its scales."""
+        return replace(self, narrow=replace(narrow, codes=None), merge=merge)
+
+    def completed(self, x: jax.Array, gather: Callable[["NotGathered"], Any], whole: bool = True) -> Any:
+        """The gathered value x, with its scales and its adapter, if it has them, gathered by `gather`.
+
+        `whole`: whether x is gathered already; else a `Quantised` keeps the axes that split it when it is.
+        """
+        full: Any = x
+        if self.narrow is not None:
+            kept = None if whole else tuple(memory_left_out(entry) for entry in self.axes)
+            full = replace(self.narrow, codes=x, scales=gather(self.narrow.scales), kept=kept)
+            full = full.wide() if self.merge else full
         if self.low_rank is None:
-            return x
+            return full
         a, b = map(gather, self.low_rank)
-        both = LowRank(x, a, b, self.scale)
+        both = LowRank(full, a, b, self.scale)
         return both.merged() if self.merge else both
 
     def computed_in(self, dtype: str, reduce: str) -> "NotGathered":
@@ -92,9 +108,16 @@ def specs_of(params: Tree) -> Tree:
 
     def one(part: NotGathered) -> NotGathered:
         thin = None if part.low_rank is None else tuple(map(one, part.low_rank))
-        return replace(part, value=part.spec, low_rank=thin)
+        narrow = None if part.narrow is None else replace(part.narrow, scales=one(part.narrow.scales))
+        return replace(part, value=part.spec, low_rank=thin, narrow=narrow)
 
     return jax.tree.map(one, params, is_leaf=is_wrapped)
+
+
+def memory_left_out(entry: Any) -> Any:
+    """An entry of a PartitionSpec without the axes that only save memory."""
+    axes = entry if isinstance(entry, tuple) else (entry,) if entry else ()
+    return tuple(axis for axis in axes if axis not in FSDP_AXES) or None
 
 
 def is_wrapped(leaf: object) -> bool:
@@ -108,9 +131,22 @@ def unwrapped(params: Tree) -> Tree:
     def array(part: Any) -> Any:
         if not is_wrapped(part):
             return part
-        return part.with_adapter(part.value.astype(part.dtype or part.value.dtype), array)
+        return part.completed(part.value.astype(part.dtype or part.value.dtype), array, whole=False)
 
     return jax.tree.map(array, params, is_leaf=is_wrapped)
+
+
+def gathered_in(params: Tree, sharding: Callable[[PartitionSpec], Any]) -> Tree:
+    """Parameters of a layer under jit, whose quantised matrices the compiler gathers as codes: their values are
+    computed after it."""
+
+    def one(leaf: Any) -> Any:
+        if not is_quantised(leaf) or leaf.kept is None:
+            return leaf
+        entries = (*[None] * leaf.ndim, *leaf.kept)[-leaf.ndim :]
+        return replace(leaf, kept=sharding(PartitionSpec(*entries)))
+
+    return jax.tree.map(one, params, is_leaf=is_quantised)
 
 
 def looked_up(table: Tree, token_BT: jax.Array) -> jax.Array:

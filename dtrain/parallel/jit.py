@@ -25,7 +25,7 @@ from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import varied
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
-from dtrain.parallel.gather import is_wrapped, looked_up, specs_of, summed, unwrapped, wrap
+from dtrain.parallel.gather import gathered_in, is_wrapped, looked_up, specs_of, summed, unwrapped, wrap
 from dtrain.parallel.kernels import grouped_product, local_attention
 from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import FSDP_AXES, PIPELINE, RULES, SEQUENCE, TENSOR
@@ -113,9 +113,18 @@ class JitContext(ExampleVerbs):
             if kept != list(axes):
                 whole, own = (self.layout.sharding(PartitionSpec(*(e or None for e in each))) for each in (kept, axes))
                 x = _gathered(x, whole, own)
-            return part.with_adapter(x, one)
+            return part.completed(x, one)
 
         return jax.tree.map(one, params, is_leaf=is_wrapped)
+
+    def _gathering(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        """The blocks, with the codes of their quantised matrices gathered; equal blocks stay one."""
+
+        def one(block: Block) -> Block:
+            return lambda layer, x, shared, ctx: block(gathered_in(layer, self.layout.sharding), x, shared, ctx)
+
+        made = {block: one(block) for block in dict.fromkeys(blocks)}
+        return [made[block] for block in blocks]
 
     def reduce(self, x: jax.Array, dim: str) -> jax.Array:
         return x
@@ -201,7 +210,7 @@ class JitContext(ExampleVerbs):
     ) -> tuple[jax.Array, Tree]:
         if self.layout.sizes[PIPELINE] == 1:
             # not gathered here, which would gather all layers at once: the compiler does it for each layer
-            return scan_layers(blocks, unwrapped(params), x, shared=shared, how=how, ctx=self)
+            return scan_layers(self._gathering(blocks), unwrapped(params), x, shared=shared, how=how, ctx=self)
         inner, axes = (
             ShardMapContext(self.layout, self.microbatches, loss_dtype=self.loss_dtype),
             self.layout.token_axes,

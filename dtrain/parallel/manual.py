@@ -109,7 +109,7 @@ class ShardMapContext(ExampleVerbs):
             # Axes are matched from the last dim.
             x, entries = part.value, enumerate(part.axes[len(part.axes) - part.value.ndim :])
             cuts = tuple((dim, axes) for dim, entry in entries if (axes := self._memory_axes(entry)))
-            return part.with_adapter(gathered(x, cuts, part.dtype or str(x.dtype), str(x.dtype)), gather_one)
+            return part.completed(gathered(x, cuts, part.dtype or str(x.dtype), str(x.dtype)), gather_one)
 
         return jax.tree.map(gather_one, params, is_leaf=is_wrapped)
 

@@ -14,6 +14,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.types import Device
 from dtrain.data.batch import Example
 from dtrain.models.nn.param import UNNAMED, Param, Tree, paths
+from dtrain.models.nn.quantised import is_quantised, mapped
 from dtrain.parallel.mesh import AXES, DATA, FSDP_AXES, RULES, SEQUENCE, SPLITS, TENSOR
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -240,4 +241,5 @@ def bytes_of(declared: Tree, dtype: str) -> int:
 
 def dtypes_of(declared: Tree, dtype: str) -> str:
     """The dtypes in which parameters are kept, as text; `dtype` is that of those without one of their own."""
-    return " and ".join(sorted({param.kept_in(dtype) for param in jax.tree.leaves(declared)}))
+    widths = jax.tree.leaves(mapped(lambda leaf: leaf.width if is_quantised(leaf) else leaf.kept_in(dtype), declared))
+    return " and ".join(sorted(set(widths)))

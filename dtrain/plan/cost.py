@@ -133,7 +133,7 @@ class Costs:
                 continue
             elif user.kind == "dynamic-update-slice" and first and user.operands.count(value.name) == 1:
                 continue  # updated in place, not read
-            elif user.kind in VIEWS and not user.root:
+            elif (user.kind in VIEWS or self._copies_in_place(user)) and not user.root:
                 total += self._read(user, home)
             elif user.kind == "fusion" and (inside := self.program.computations.get(user.called() or "")):
                 places = [place for place, name in enumerate(user.operands) if name == value.name]
@@ -141,6 +141,11 @@ class Costs:
             else:
                 return whole
         return min(total, whole)
+
+    def _copies_in_place(self, op: Op) -> bool:
+        """Whether it is a fusion of nothing but a copy onto its own operand: what reads a slice of it reads no more."""
+        inside = self.program.computations.get(op.called() or "") if op.kind == "fusion" else None
+        return inside is not None and inside.root.kind == "copy" and "output_to_operand_aliasing" in op.attributes
 
     def _written(self, value: Op, home: Computation) -> float:
         """Bytes that a result writes to main memory."""

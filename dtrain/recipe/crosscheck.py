@@ -13,6 +13,7 @@ from dtrain.core.run_dir import NAME
 from dtrain.data.batch import LABEL, Example
 from dtrain.models.lora import adapted
 from dtrain.models.nn.param import count
+from dtrain.models.nn.quantised import WIDTHS
 from dtrain.models.objective import minimised
 from dtrain.models.parts import with_parts
 from dtrain.optim.groups import grouped
@@ -297,6 +298,9 @@ def _samples(recipe: Recipe) -> Iterator[Problem]:
 def _lora(recipe: Recipe) -> Iterator[Problem]:
     if recipe.lora and not recipe.init:
         yield "init", "missing: lora adapts the parameters of another run", "init: {run: runs/base}"
+    if recipe.lora and recipe.lora.dtype in WIDTHS and recipe.precision.matmul == "int8":
+        why = f"products with matrices in {recipe.lora.dtype} (lora.dtype) are computed in precision.compute"
+        yield "precision.matmul", f"int8: {why}", "leave it out, or use lora.dtype: bfloat16"
 
 
 def _parts(recipe: Recipe) -> Iterator[Problem]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from dtrain.assembly.assemble import Assembly
@@ -26,6 +28,7 @@ from dtrain.models.image_configs import prepared_as, unlike
 from dtrain.models.lora import BASE
 from dtrain.models.nn.param import Param
 from dtrain.models.nn.patterns import matched, replaced
+from dtrain.models.nn.quantised import Quantised, in_full, is_quantised, quantise
 from dtrain.models.parts import is_in
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Init, Recipe
@@ -126,7 +129,7 @@ class InitialWeights:
     """The parameters that are read, by their paths in the files' model."""
     names: Mapping[str, str]
     """Their paths in this run, by those."""
-    shapes: Mapping[str, jax.ShapeDtypeStruct]
+    shapes: Mapping[str, jax.ShapeDtypeStruct | Quantised]
     """Their shapes and shardings."""
     replicated: jax.sharding.Sharding
     lines: Sequence[str]
@@ -143,7 +146,7 @@ class InitialWeights:
         """The parameters by their paths here. CheckpointError if they are not those that the run was started from."""
         with opened(self.source) as tensors:
             values = read(tensors, self.where, self.ours, self.shapes)
-        given = {self.names[name]: value for name, value in values.items()}
+        given = leaves_by_path({self.names[name]: value for name, value in values.items()})
         if self.expected and self.record(given)["checksum"] != list(self.expected):
             message = f"{self.source} does not have the parameters that this run was started from"
             raise CheckpointError(message, "restore those files, or give this run another name: name=...")
@@ -163,7 +166,8 @@ def weights_from(assembly: Assembly, given: Origin, say: Say, part: str) -> Init
     if not source.exists():
         raise DataError(f"init.weights: {source} does not exist", "give a folder or a file of safetensors")
     declared, shapes = (
-        part_of(recipe, leaves_by_path(tree), part) for tree in (assembly.layout.declared, assembly.shapes.params)
+        part_of(recipe, leaves_by_path(tree, is_quantised), part)
+        for tree in (in_full(assembly.layout.declared), assembly.shapes.params)
     )
     model = assembly.frozen.get(part, recipe.model)
     left_out = _matching(init.new, list(declared), part, "init.new")
@@ -250,7 +254,7 @@ class InitialRun:
     step: int
     keys: Mapping[str, str]
     """The path in the saved state of each parameter, by its path here."""
-    shapes: Mapping[str, jax.ShapeDtypeStruct]
+    shapes: Mapping[str, jax.ShapeDtypeStruct | Quantised]
     """The shapes of all parameters here, with their shardings."""
     lines: Sequence[str]
     """What a user should know: the parameters that do not come from there, and those that are not used."""
@@ -258,9 +262,21 @@ class InitialRun:
     """Of the checkpoint."""
 
     def read(self) -> dict[str, jax.Array]:
-        wanted = {key: self.shapes[name] for name, key in self.keys.items()}
-        values = read_arrays(self.checkpoints, self.step, wanted)
-        return {name: values[key] for name, key in self.keys.items()}
+        likes = {key: self.shapes[name] for name, key in self.keys.items()}
+        arrays = {key: like for key, like in likes.items() if not isinstance(like, Quantised)}
+        values = read_arrays(self.checkpoints, self.step, arrays)
+        given = {name: values[key] if key in values else self._quantised(name) for name, key in self.keys.items()}
+        return leaves_by_path(given)
+
+    def _quantised(self, name: str) -> Quantised:
+        """One parameter, which is in the devices' memory in full until it is quantised."""
+        like, key = self.shapes[name], self.keys[name]
+        assert isinstance(like, Quantised)
+        full = jax.ShapeDtypeStruct(like.shape, np.float32, sharding=like.codes.sharding)
+        values = read_arrays(self.checkpoints, self.step, {key: full})[key]
+        out = (like.codes.sharding, like.scales.sharding)
+        codes, scales = jax.jit(lambda x: quantise(x, like, jnp), out_shardings=out)(values)
+        return replace(like, codes=codes, scales=scales)
 
     def record(self, given: Mapping[str, jax.Array]) -> JsonObject:
         return {"run": str(self.checkpoints.parent), "step": self.step, "checksum": list(self.checksum)}
@@ -305,13 +321,13 @@ def _from_run(assembly: Assembly, given: Origin, warn: Callable[[str], None], pa
     recipe = recipe_of(checkpoint, run_dir, recipe, warn)
     stored = saved_shapes(folder, checkpoint.step)
     there = _parameters(stored)
-    shapes = part_of(assembly.recipe, leaves_by_path(assembly.shapes.params), part)
+    shapes = part_of(assembly.recipe, leaves_by_path(assembly.shapes.params, is_quantised), part)
     sources = _sources(list(shapes), init, there, part, path)
     fitting = {name: key for name, key in sources.items() if stored[key] == shapes[name].shape}
     if checksum and list(checksum) != list(checkpoint.checksum):
         message = f"step {checkpoint.step} of {init.run} is not the checkpoint that this run was started from"
         raise CheckpointError(message, "restore that run, or give this one another name: name=...")
-    declared = part_of(assembly.recipe, leaves_by_path(assembly.layout.declared), part)
+    declared = part_of(assembly.recipe, leaves_by_path(in_full(assembly.layout.declared), is_quantised), part)
     missing = [name for name, param in declared.items() if not param.saved and name not in fitting]
     if missing and fitting:
         where = "lora" if part == BASE else f"parts.{part}" if part in assembly.recipe.parts else f"objective.{part}"

@@ -142,8 +142,8 @@ def joiner(assembly: Assembly, example: Example) -> Joiner:
     """The joiner for states of a run with adapters."""
     recipe, lora = replace(assembly.recipe, lora=None, init=None, objective=None), assembly.recipe.lora
     assert lora is not None
-    plain, declared = assemble(recipe, assembly.layout.devices, example, assembly.steps), assembly.layout.declared
-    join = jax.jit(lambda params: merged(params, declared, lora), out_shardings=placement(plain.shapes.params))
+    plain = assemble(recipe, assembly.layout.devices, example, assembly.steps)
+    join = jax.jit(lambda params: merged(params, lora), out_shardings=placement(plain.shapes.params))
     return Joiner(plain, join)
 
 

@@ -13,7 +13,8 @@ from dtrain.checkpoint.tensors import Tensors
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.models.configs import kind_of, names_of
 from dtrain.models.families.tensors import HEAD
-from dtrain.models.nn.param import Param, Tree, paths
+from dtrain.models.nn.param import Param, Tree, dotted
+from dtrain.models.nn.quantised import Quantised, is_quantised, quantise
 from dtrain.models.parts import is_in
 from dtrain.models.place import Naming, Place, Whole
 from dtrain.recipe.recipe import Recipe
@@ -106,15 +107,18 @@ def _further(tensors: Tensors) -> set[str]:
 
 
 def read(
-    tensors: Tensors, where: Located, ours: Mapping[str, Param], shapes: Mapping[str, jax.ShapeDtypeStruct]
-) -> dict[str, jax.Array]:
-    """The parameters of `shapes`, by path, with their shardings; each device reads only its own part of each."""
+    tensors: Tensors, where: Located, ours: Mapping[str, Param], shapes: Mapping[str, jax.ShapeDtypeStruct | Quantised]
+) -> dict[str, Any]:
+    """The parameters of `shapes`, by path, with their shardings; each device reads only its own part of each. Matrices
+    to be quantised become so on the host: an accelerator never holds their values in full."""
 
     def load(tensor: str, index: tuple[slice, ...]) -> np.ndarray:
         return tensors.part(f"{where.prefix}{tensor}", index)
 
-    def leaf(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def leaf(name: str, like: Any) -> Any:
         place, param = where.table[name], ours[name]
+        if is_quantised(like):
+            return _quantised(like, param, lambda wanted: place.read(load, param, wanted))
 
         def share(index: Any) -> np.ndarray:
             """What one device holds: a part of the parameter, and zeros beyond the parameter's size (`pad_vocab`)."""
@@ -128,6 +132,36 @@ def read(
         return jax.make_array_from_callback(like.shape, like.sharding, share)
 
     return {name: leaf(name, like) for name, like in shapes.items()}
+
+
+def _quantised(like: Quantised, param: Param, values: Callable[[list[slice]], np.ndarray]) -> Quantised:
+    """The parameter in the form of `like`, from a function that reads a part of its values. Of stacked layers, one at a
+    time is in the host's memory in full."""
+    rows, made = like.dim % len(param.shape), dict[str, tuple[np.ndarray, np.ndarray]]()
+
+    def part(wanted: list[slice]) -> tuple[np.ndarray, np.ndarray]:
+        if (key := str(wanted)) not in made:
+            layers = range(wanted[0].start, wanted[0].stop) if param.names[0] == "layer" else []
+            each = [[slice(layer, layer + 1), *wanted[1:]] for layer in layers] or [wanted]
+            codes, scales = zip(*(quantise(values(one), like) for one in each), strict=True)
+            made[key] = np.concatenate(codes), np.concatenate(scales)
+        return made[key]
+
+    def leaf(number: int, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        each = param.shape[rows] // shape.shape[rows]  # rows of the matrix for one here: 1 or 2 of codes, or a block
+
+        def share(index: Any) -> np.ndarray:
+            own = [slice(*part.indices(size)[:2]) for part, size in zip(index, shape.shape, strict=True)]
+            first, after = own[rows].start * each, own[rows].stop * each
+            start = first - first % like.block
+            whole = slice(start, after + -after % like.block)  # of whole blocks
+            found = part([*own[:rows], whole, *own[rows + 1 :]])[number]
+            inside = slice((first - start) // each, (after - start) // each)
+            return found[(*[slice(None)] * rows, inside)]
+
+        return jax.make_array_from_callback(shape.shape, shape.sharding, share)
+
+    return dataclasses.replace(like, codes=leaf(0, like.codes), scales=leaf(1, like.scales))
 
 
 def tensor_names(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Mapping[str, Place]:
@@ -245,5 +279,5 @@ def without_padding(declared: Tree) -> dict[str, Param]:
     }
 
 
-def leaves_by_path(tree: Tree) -> dict[str, Any]:
-    return dict(zip(jax.tree.leaves(paths(tree)), jax.tree.leaves(tree), strict=True))
+def leaves_by_path(tree: Tree, is_leaf: Callable[[object], bool] | None = None) -> dict[str, Any]:
+    return {dotted(path): leaf for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_leaf)}

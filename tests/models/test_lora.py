@@ -160,8 +160,7 @@ def test_the_gradients_are_those_of_the_definition(name: str) -> None:
     model, lora, ctx = assembly.recipe.model, recipe.lora, SingleDeviceContext(train=False)
     assert lora is not None
     whole = adapted(model, lora)
-    declared = whole.params()
-    params = disturbed(initial(declared, jax.random.key(0), "float32"))
+    params = disturbed(initial(whole.params(), jax.random.key(0), "float32"))
     batch = {key: jnp.asarray(value) for key, value in recipe.data.open("train").rows(np.arange(4)).items()}
     batch = recipe.data.prepare(batch, jax.random.key(0), False)
 
@@ -183,7 +182,7 @@ def test_the_gradients_are_those_of_the_definition(name: str) -> None:
     value, gradients = jax.jit(jax.value_and_grad(own))(params["lora"])
     assert float(value) == pytest.approx(float(expected), rel=1e-5)
     assert worst(gradients, theirs) < 1e-4
-    joined = jax.jit(lambda p: model.loss(merged(p, declared, lora), batch, ctx).sum)(params)
+    joined = jax.jit(lambda p: model.loss(merged(p, lora), batch, ctx).sum)(params)
     assert float(joined) == pytest.approx(float(expected), rel=1e-5)
 
 

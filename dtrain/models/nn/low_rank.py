@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dtrain.models.nn.quantised import is_quantised
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["base", "a", "b"], meta_fields=["scale"])
 @dataclass(frozen=True)
@@ -16,29 +18,32 @@ class LowRank:
     `matmul` multiplies by each of them, so that no array of the base's size is computed, nor a gradient of it.
     """
 
-    base: jax.Array
+    base: Any
+    """An array, or a `Quantised` matrix."""
     a: jax.Array
     b: jax.Array
     scale: float
 
     def merged(self) -> jax.Array:
         """The sum as one array, computed in float32, in the dtype of the base."""
-        batch = self.a.ndim + self.b.ndim - 2 - self.base.ndim  # the dims that all three have
-        shape, rank = self.base.shape, self.a.shape[-1]
+        base = self.base.wide() if is_quantised(self.base) else self.base
+        batch = self.a.ndim + self.b.ndim - 2 - base.ndim  # the dims that all three have
+        shape, rank = base.shape, self.a.shape[-1]
         a = self.a.reshape(*shape[:batch], -1, rank).astype(jnp.float32)
         b = self.b.reshape(*shape[:batch], rank, -1).astype(jnp.float32)
         delta = jnp.matmul(a, b, precision="highest").reshape(shape)
-        return (self.base.astype(jnp.float32) + self.scale * delta).astype(self.base.dtype)
-
-
-def is_low_rank(leaf: object) -> bool:
-    """Whether this leaf of a tree of parameters is such a sum."""
-    return isinstance(leaf, LowRank)
+        return (base.astype(jnp.float32) + self.scale * delta).astype(base.dtype)
 
 
 def merged(tree: Any) -> Any:
-    """The tree with an array in place of each such sum."""
-    return jax.tree.map(lambda leaf: leaf.merged() if is_low_rank(leaf) else leaf, tree, is_leaf=is_low_rank)
+    """The tree with an array in place of each such sum, and of each quantised matrix."""
+
+    def array(leaf: Any) -> Any:
+        if isinstance(leaf, LowRank):
+            return leaf.merged()
+        return leaf.wide() if is_quantised(leaf) else leaf
+
+    return jax.tree.map(array, tree, is_leaf=lambda leaf: isinstance(leaf, LowRank) or is_quantised(leaf))
 
 
 def inner_dims(shape: tuple[int, ...], names: tuple[str, ...], fan_in: tuple[str, ...]) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.models.nn.int8 import MOST, int8_matmul
 from dtrain.models.nn.low_rank import LowRank
+from dtrain.models.nn.quantised import Quantised
 from dtrain.models.nn.remat import PRODUCT
 from dtrain.models.nn.vma import axes_of, varied, vary
 
@@ -75,9 +77,42 @@ def _backward(_: str | None, saved: tuple[jax.Array, jax.Array], g: jax.Array) -
 _matmul.defvjp(_forward, _backward)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _quantised_matmul(
+    x: jax.Array, codes: jax.Array, scales: jax.Array, like: Quantised, of_x: tuple[int, str], dtype: str | None
+) -> jax.Array:
+    """x times a matrix whose values are computed here, and again in the backward pass: they are not saved for it.
+
+    `of_x`: how many dims of x are summed, and its dtype.
+    """
+    w, contract_dims = replace(like, codes=codes, scales=scales).wide(x.dtype), of_x[0]
+    flat: jax.Array = w.reshape(math.prod(w.shape[:contract_dims]), -1)
+    out: jax.Array = _matmul(x.reshape(*x.shape[: x.ndim - contract_dims], -1), flat, dtype)
+    return out.reshape(*out.shape[:-1], *w.shape[contract_dims:])
+
+
+def _quantised_forward(
+    x: jax.Array, codes: jax.Array, scales: jax.Array, like: Quantised, of_x: tuple[int, str], dtype: str | None
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _quantised_matmul(x, codes, scales, like, of_x, dtype), (codes, scales)
+
+
+def _quantised_backward(
+    like: Quantised, of_x: tuple[int, str], _: str | None, saved: tuple[jax.Array, jax.Array], g: jax.Array
+) -> tuple[jax.Array, None, None]:
+    contract_dims, dtype = of_x
+    w = replace(like, codes=saved[0], scales=saved[1]).wide(dtype)
+    columns = tuple(range(g.ndim - w.ndim + contract_dims, g.ndim))
+    gradient = jax.lax.dot_general(g.astype(dtype), w, ((columns, tuple(range(contract_dims, w.ndim))), ((), ())))
+    return gradient, None, None
+
+
+_quantised_matmul.defvjp(_quantised_forward, _quantised_backward)
+
+
 def matmul(
     x: jax.Array,
-    w: jax.Array | LowRank,
+    w: jax.Array | LowRank | Quantised,
     contract_dims: int = 1,
     name: str = PRODUCT,
     dtype: str | None = None,
@@ -95,6 +130,11 @@ def matmul(
         small = matmul(x, w.a, contract_dims, name, narrow=False)
         adapted = matmul(small, w.b, name=name, dtype=dtype, narrow=False)
         return matmul(x, w.base, contract_dims, name, dtype, narrow=narrow) + w.scale * adapted
+    if isinstance(w, Quantised):
+        codes, scales = (vary(part, axes_of(x)) for part in (w.codes, w.scales))
+        like = replace(w, codes=None, scales=None)
+        of_x = (contract_dims, str(x.dtype))
+        return checkpoint_name(_quantised_matmul(vary(x, axes_of(codes)), codes, scales, like, of_x, dtype), name)
     outer = w.shape[contract_dims:]
     flat = w.reshape(math.prod(w.shape[:contract_dims]), -1)
     rows = vary(x.reshape(*x.shape[: x.ndim - contract_dims], -1), axes_of(w))

@@ -151,8 +151,13 @@ def merged(part: Tree, whole: Tree, declared: Tree) -> Tree:
 
 
 def abstract(tree: Tree, dtype: str) -> Tree:
-    """Shapes and dtypes without values."""
-    return jax.tree.map(lambda param: jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype)), tree)
+    """Shapes and dtypes without values; whole numbers stay in their own."""
+
+    def one(param: Param) -> jax.ShapeDtypeStruct:
+        whole = param.dtype and not jnp.issubdtype(param.dtype, jnp.floating)
+        return jax.ShapeDtypeStruct(param.shape, jnp.dtype(param.dtype if whole else dtype))
+
+    return jax.tree.map(one, tree)
 
 
 def count(tree: Tree) -> int:

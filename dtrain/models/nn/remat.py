@@ -1,6 +1,6 @@
 """Rematerialisation: which values the forward pass saves for the backward pass, and their names."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, get_args
 
 import jax
@@ -65,9 +65,13 @@ def policy(remat: Remat | Collection[str]) -> Policy | None:
 def regather(axes: Collection[str]) -> Policy:
     """Save everything except results of all-gathers over these axes: parameters that are split to save memory."""
 
+    def gathers(name: str, params: Mapping[str, Any]) -> bool:
+        if name.startswith("custom_vjp_call"):  # a gather of parameters that are not differentiated is still one call
+            return any(gathers(step.primitive.name, step.params) for step in params["call_jaxpr"].jaxpr.eqns)
+        return name.startswith("all_gather") and set(_names(params["axis_name"])) <= set(axes)
+
     def keeps(primitive: Any, *_: Any, **params: Any) -> bool:
-        gathers = primitive.name.startswith("all_gather") and set(_names(params["axis_name"])) <= set(axes)
-        return not gathers and primitive.name not in VIEWS
+        return not gathers(primitive.name, params) and primitive.name not in VIEWS
 
     return keeps
 
