@@ -22,6 +22,7 @@ NAMES = {
     "sequence_length": "data.length", "dataset": "data", "steps_per_execution": "engine.steps_per_call",
     "val_split": "data.test", "validation_split": "data.test", "num_workers": "data.load.workers",
     "budget": "launch.budget", "lora_r": "lora.rank", "lora_rank": "lora.rank", "lora_alpha": "lora.alpha",
+    "load_in_4bit": "lora.dtype", "load_in_8bit": "lora.dtype", "bnb_4bit_quant_type": "lora.dtype",
 }  # fmt: skip
 """Keys and options of transformers, Keras, Lightning, torchtune, axolotl and the like, and ours."""
 

@@ -17,7 +17,9 @@ from dtrain.data.templates import NAMED
 from dtrain.models.decoder import Decoder
 from dtrain.models.dpo import DPO, PreferenceModel
 from dtrain.models.lora import Adapted, Lora
+from dtrain.models.nn.low_rank import merged
 from dtrain.models.nn.param import Tree, initial
+from dtrain.models.nn.quantised import Width, is_quantised, quantise
 from dtrain.models.nn.single_device import SingleDeviceContext
 from tests.conftest import Dtrain
 from tests.engines import loss_alone
@@ -51,23 +53,31 @@ def log_probabilities(model: Decoder, params: Tree, text: str, answer: str) -> f
 
 
 @pytest.mark.slow
-def test_the_loss_is_the_published_one(tmp_path: Path) -> None:
-    model = PreferenceModel(Adapted(DECODER, LORA), DPO(beta=0.3))
+@pytest.mark.parametrize("dtype", [None, "nf4"])
+def test_the_loss_is_the_published_one(tmp_path: Path, dtype: Width | None) -> None:
+    """Also against a base in nf4, whose values are those of the reference."""
+    model = PreferenceModel(Adapted(DECODER, replace(LORA, dtype=dtype)), DPO(beta=0.3))
     params: Any = initial(model.params(), jax.random.key(0), "float32")
+
+    def kept(form: Any, value: jax.Array) -> Any:
+        if not is_quantised(form):
+            return value.astype(form.dtype).astype(jnp.float32)  # as they are computed with
+        codes, scales = quantise(value, form, jnp)
+        return replace(form, codes=codes, scales=scales.astype(jnp.float32))
+
+    whole = initial(DECODER.params(), jax.random.key(0), "float32")
+    params["base"] = jax.tree.map(kept, params["base"], whole, is_leaf=is_quantised)
     noise = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(1), x.shape), params["lora"])
     params = {"base": params["base"], "lora": noise}
     source = pairs(tmp_path, test=0.0).open("train")
     batch = {name: jnp.asarray(value) for name, value in source.rows(np.arange(12)).items()}
     loss = loss_alone(model, params, batch)
-    merged = jax.tree.map(
-        lambda leaf: leaf.merged() if hasattr(leaf, "merged") else leaf,
-        model.model.combined(params), is_leaf=lambda leaf: hasattr(leaf, "merged"),
-    )  # fmt: skip
+    combined, base = merged(model.model.combined(params)), merged(params["base"])
     losses, right = [], 0
     for record in PAIRS:
         policy, reference = (
             [log_probabilities(DECODER, own, record["prompt"], record[name]) for name in ("chosen", "rejected")]
-            for own in (merged, params["base"])
+            for own in (combined, base)
         )
         margin = 0.3 * ((policy[0] - reference[0]) - (policy[1] - reference[1]))
         losses.append(np.log1p(np.exp(-margin)))
@@ -76,7 +86,8 @@ def test_the_loss_is_the_published_one(tmp_path: Path) -> None:
     assert float(loss.sum) / 12 == pytest.approx(np.mean(losses), abs=1e-6)
     assert float(loss.metrics["reward_accuracy"]) == right
     # at the start, the adapters add nothing: the loss is log 2
-    start = loss_alone(model, initial(model.params(), jax.random.key(0), "float32"), batch)
+    untrained = {**params, "lora": initial(model.params(), jax.random.key(0), "float32")["lora"]}
+    start = loss_alone(model, untrained, batch)
     assert float(start.sum) / 12 == pytest.approx(np.log(2), abs=1e-6)
 
 
