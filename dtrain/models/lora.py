@@ -108,11 +108,9 @@ class Adapted(Wrapped):
 
     def combined(self, params: Tree) -> Tree:
         """The parameters as the model takes them, with an adapted one in place of each target."""
-        adapters, own = params[ADAPTERS], self.model.params()
+        adapters, arrays = params[ADAPTERS], bool(self.model.user_code)  # a user's code expects arrays
 
-        def one(name: str, param: Param, leaf: Any) -> Any:
-            # a user's code expects arrays, and so do products with experts
-            arrays = bool(self.model.user_code) or "experts" in param.names
+        def one(name: str, leaf: Any) -> Any:
             if is_quantised(leaf):
                 leaf = leaf.codes.quantised_by(leaf, arrays) if hasattr(leaf.codes, "quantised_by") else leaf
                 leaf = leaf.wide() if is_quantised(leaf) and arrays else leaf
@@ -124,7 +122,7 @@ class Adapted(Wrapped):
             both = LowRank(leaf, a, b, self.lora.scale)
             return both.merged() if arrays else both
 
-        return jax.tree.map(one, paths(own), own, params[BASE])
+        return jax.tree.map(one, paths(self.model.params()), params[BASE])
 
     def frozen(self, params: Tree) -> Tree:
         """The parameters as the model takes them, without adapters: those of the base."""

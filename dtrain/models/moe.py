@@ -18,6 +18,7 @@ from dtrain.models.feed_forward import Form, gated, hidden
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import bias
+from dtrain.models.nn.low_rank import merged
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Mixture
 from dtrain.models.nn.moe import ExpertWeights, Product, Routing
@@ -146,7 +147,8 @@ class Experts:
 
         dims = dict.fromkeys(("gate", "up"), "experts embed hidden") | {"down": "experts hidden embed"}
         dims = {name: dims.get(name, "experts hidden") for name in params["experts"]}
-        out_BTE = ctx.dispatch(tokens, ExpertWeights(params["experts"], dims, products, most=limit))
+        experts = merged(params["experts"])  # products with experts take arrays
+        out_BTE = ctx.dispatch(tokens, ExpertWeights(experts, dims, products, most=limit))
         if self.biases:
             out_BTE = out_BTE + self._down_biases(params, tokens, ctx)
         if self.shared:

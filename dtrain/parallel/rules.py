@@ -148,6 +148,8 @@ class Layout:
                 if size % self.parts(dim):
                     message = f"{axis} = {self.parts(dim)} does not divide {dim} = {size} of {path} {param.shape}"
                     alternative = ", or mesh.rules: {kv_heads: replicated}" if dim == "kv_heads" else ""
+                    blocks = param.dtype and path.endswith((".codes", ".scales"))
+                    alternative += "; it is counted in blocks of lora.dtype, and bfloat16 has none" if blocks else ""
                     problems.append((axis, dim, size, f"{message}; {fitting(size)}{alternative}"))
         return problems
 

@@ -145,7 +145,8 @@ class Costs:
     def _copies_in_place(self, op: Op) -> bool:
         """Whether it is a fusion of nothing but a copy onto its own operand: what reads a slice of it reads no more."""
         inside = self.program.computations.get(op.called() or "") if op.kind == "fusion" else None
-        return inside is not None and inside.root.kind == "copy" and "output_to_operand_aliasing" in op.attributes
+        alone = inside is not None and inside.root.kind == "copy" and len(inside.ops) == 1 + len(inside.parameters)
+        return alone and "output_to_operand_aliasing" in op.attributes
 
     def _written(self, value: Op, home: Computation) -> float:
         """Bytes that a result writes to main memory."""

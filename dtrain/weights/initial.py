@@ -1,5 +1,6 @@
 """Parameters that come from another run or from files (`init`, `objective.teacher`), read by path onto the mesh."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -262,20 +263,27 @@ class InitialRun:
     """Of the checkpoint."""
 
     def read(self) -> dict[str, jax.Array]:
-        likes = {key: self.shapes[name] for name, key in self.keys.items()}
-        arrays = {key: like for key, like in likes.items() if not isinstance(like, Quantised)}
+        likes = {name: self.shapes[name] for name in self.keys}
+        narrow = {name: like for name, like in likes.items() if isinstance(like, Quantised)}
+        # the largest first, while the devices hold little else
+        order = sorted(narrow, key=lambda name: math.prod(narrow[name].shape), reverse=True)
+        given: dict[str, Any] = {name: self._quantised(self.keys[name], narrow[name]) for name in order}
+        arrays = {self.keys[name]: like for name, like in likes.items() if not isinstance(like, Quantised)}
         values = read_arrays(self.checkpoints, self.step, arrays)
-        given = {name: values[key] if key in values else self._quantised(name) for name, key in self.keys.items()}
+        given |= {name: values[key] for name, key in self.keys.items() if key in values}
         return leaves_by_path(given)
 
-    def _quantised(self, name: str) -> Quantised:
-        """One parameter, which is in the devices' memory in full until it is quantised."""
-        like, key = self.shapes[name], self.keys[name]
-        assert isinstance(like, Quantised)
+    def _quantised(self, key: str, like: Quantised) -> Quantised:
+        """One parameter, which the devices hold in float32 until it is quantised, layer by layer."""
         full = jax.ShapeDtypeStruct(like.shape, np.float32, sharding=like.codes.sharding)
         values = read_arrays(self.checkpoints, self.step, {key: full})[key]
         out = (like.codes.sharding, like.scales.sharding)
-        codes, scales = jax.jit(lambda x: quantise(x, like, jnp), out_shardings=out)(values)
+        stacked = like.ndim > 2 and like.dim % like.ndim > 0
+
+        def narrowed(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jax.lax.map(lambda one: quantise(one, like, jnp), x) if stacked else quantise(x, like, jnp)
+
+        codes, scales = jax.jit(narrowed, out_shardings=out)(values)
         return replace(like, codes=codes, scales=scales)
 
     def record(self, given: Mapping[str, jax.Array]) -> JsonObject:

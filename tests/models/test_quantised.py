@@ -238,3 +238,21 @@ def test_a_run_with_a_base_in_nf4_resumes_on_another_mesh_and_is_exported_in_flo
     assert all(found[0].keys() == other.keys() for other in found)
     assert all(np.array_equal(found[0][name], other[name]) for other in found[1:] for name in found[0])
     assert found[0]["base.blocks.mlp.gate.codes"].dtype == np.uint8
+
+
+@pytest.mark.parametrize(("size", "block"), [(4096, 64), (896, 16), (11008, 32), (4864, 32), (48, 16), (24, None)])
+def test_blocks_are_as_long_as_eight_parts_of_a_mesh_allow(size: int, block: int | None) -> None:
+    made = declared(Param((size, 8), "embed _", normal(0.1), fan_in=("embed",)), "int8", 0)
+    assert (made and made.block) == block
+
+
+@pytest.mark.parametrize("engine", ["jit", "shard_map"])
+def test_experts_of_one_layer_at_a_time_are_computed_in_full(engine: str) -> None:
+    lora = "lora={rank: 2, targets: ['blocks.*.weight'], dtype: nf4}"
+    recipe = recipe_of(
+        MOE, lora, f"engine={engine}", "mesh={data: 1}", "model.remat=full", "precision.compute=bfloat16"
+    )
+    jaxpr = str(assembled(recipe, 1).train().jaxpr)
+    assert "u8[2,4,64,64]" in jaxpr  # of both layers: experts, rows of two codes, hidden values
+    assert "bf16[4,128,64]" in jaxpr
+    assert "bf16[2,4,128,64]" not in jaxpr

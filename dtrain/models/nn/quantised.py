@@ -28,8 +28,8 @@ LEVELS = (
 )  # fmt: skip
 """The levels of nf4 (Dettmers et al. 2023, appendix E)."""
 BLOCKS = (64, 32, 16)
-PARTS = 8
-"""Into how many parts a mesh should be able to divide the blocks: of short dims they are shorter."""
+PARTS = (8, 4, 2, 1)
+"""Into how many parts a mesh should be able to divide the blocks, if possible: for it they are shorter."""
 
 
 @partial(
@@ -97,10 +97,10 @@ def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
 def declared(param: Param, width: Width, rows: int) -> Any:
     """How a parameter is declared whose values are quantised along the dim `rows`; None if no block divides it."""
     size, dim = param.shape[rows], rows - len(param.shape)
-    possible = [block for block in BLOCKS if not size % block]
+    possible = [block for parts in PARTS for block in BLOCKS if not size % (block * parts)]
     if not possible or param.unpadded:
         return None
-    block = next((block for block in possible if size // block >= PARTS), possible[-1])
+    block = possible[0]
 
     def part(length: int, dtype: str, exact: bool) -> Param:
         shape = (*param.shape[:rows], length, *param.shape[rows + 1 :])

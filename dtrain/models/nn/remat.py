@@ -66,8 +66,8 @@ def regather(axes: Collection[str]) -> Policy:
     """Save everything except results of all-gathers over these axes: parameters that are split to save memory."""
 
     def gathers(name: str, params: Mapping[str, Any]) -> bool:
-        if name.startswith("custom_vjp_call"):  # a gather of parameters that are not differentiated is still one call
-            return any(gathers(step.primitive.name, step.params) for step in params["call_jaxpr"].jaxpr.eqns)
+        if inner := params.get("call_jaxpr"):  # a gather of parameters that are not differentiated is one call
+            return any(gathers(step.primitive.name, step.params) for step in inner.jaxpr.eqns)
         return name.startswith("all_gather") and set(_names(params["axis_name"])) <= set(axes)
 
     def keeps(primitive: Any, *_: Any, **params: Any) -> bool:
