@@ -8,8 +8,7 @@ import jax
 from dtrain.assembly.assemble import prepared
 from dtrain.assembly.frozen import frozen_models
 from dtrain.core.types import JsonObject
-from dtrain.models.nn.param import Param, count, paths
-from dtrain.models.nn.quantised import in_full
+from dtrain.models.nn.param import Param, paths
 from dtrain.parallel.mesh import mesh_sizes, mesh_text
 from dtrain.parallel.rules import Layout, dtypes_of, with_default_dims
 from dtrain.recipe.recipe import Recipe
@@ -49,7 +48,7 @@ class Explanation:
     def lines(self) -> Iterator[str]:
         """The explanation as lines of text."""
         recipe, total = self.recipe, sum(part.bytes_per_device for part in self.parameters)
-        yield f"{recipe.name}: {recipe.model.kind} of {count(in_full(self.layout.declared)):,} parameters"
+        yield f"{recipe.name}: {recipe.model.kind} of {self.layout.values:,} parameters"
         yield f"mesh {mesh_text(mesh_sizes(self.layout.sizes))} on {self.devices} devices, engine {recipe.engine.kind}"
         width = max(len(part.name) for part in self.parameters)
         yield from (part.text(width) for part in self.parameters)

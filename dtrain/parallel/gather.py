@@ -41,7 +41,7 @@ class NotGathered:
     merge: bool = False
     """Whether gathering gives an array; else a `LowRank`, a `Quantised` matrix, or both."""
     narrow: Quantised | None = None
-    """Of a quantised matrix, whose codes are `value`: its scales, not gathered, in place of `scales`."""
+    """Of a quantised matrix: its form, with scales that are not gathered; its codes are `value`."""
 
     def with_low_rank(self, a: "NotGathered", b: "NotGathered", scale: float, merge: bool) -> "NotGathered":
         """The same parameter with an adapter."""

@@ -25,7 +25,16 @@ from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import varied
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
-from dtrain.parallel.gather import gathered_in, is_wrapped, looked_up, specs_of, summed, unwrapped, wrap
+from dtrain.parallel.gather import (
+    gathered_in,
+    is_wrapped,
+    looked_up,
+    memory_left_out,
+    specs_of,
+    summed,
+    unwrapped,
+    wrap,
+)
 from dtrain.parallel.kernels import grouped_product, local_attention
 from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import FSDP_AXES, PIPELINE, RULES, SEQUENCE, TENSOR
@@ -108,11 +117,9 @@ class JitContext(ExampleVerbs):
                 return part
             x = part.value.astype(part.dtype or part.value.dtype)
             entries = (*[None] * x.ndim, *part.axes)[-x.ndim :] if x.ndim else ()
-            axes = [entry if isinstance(entry, tuple) else (entry,) if entry else () for entry in entries]
-            kept = [tuple(axis for axis in each if axis not in FSDP_AXES) for each in axes]
-            if kept != list(axes):
-                whole, own = (self.layout.sharding(PartitionSpec(*(e or None for e in each))) for each in (kept, axes))
-                x = _gathered(x, whole, own)
+            whole, own = PartitionSpec(*map(memory_left_out, entries)), PartitionSpec(*entries)
+            if whole != own:
+                x = _gathered(x, self.layout.sharding(whole), self.layout.sharding(own))
             return part.completed(x, one)
 
         return jax.tree.map(one, params, is_leaf=is_wrapped)

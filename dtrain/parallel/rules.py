@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dtrain.core.errors import RecipeError
 from dtrain.core.types import Device
 from dtrain.data.batch import Example
-from dtrain.models.nn.param import UNNAMED, Param, Tree, paths
-from dtrain.models.nn.quantised import is_quantised, mapped
+from dtrain.models.nn.param import UNNAMED, Param, Tree, count, paths
+from dtrain.models.nn.quantised import in_full, is_quantised, mapped
 from dtrain.parallel.mesh import AXES, DATA, FSDP_AXES, RULES, SEQUENCE, SPLITS, TENSOR
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -87,6 +87,11 @@ class Layout:
         """The PartitionSpec on this mesh."""
         assert self.mesh is not None, "a layout without a mesh has no shardings"
         return NamedSharding(self.mesh, spec)
+
+    @property
+    def values(self) -> int:
+        """Number of values of all parameters, padding left out; of a quantised matrix those of the matrix."""
+        return count(in_full(self.declared))
 
     @property
     def devices(self) -> list[Device]:

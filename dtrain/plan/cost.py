@@ -133,7 +133,7 @@ class Costs:
                 continue
             elif user.kind == "dynamic-update-slice" and first and user.operands.count(value.name) == 1:
                 continue  # updated in place, not read
-            elif (user.kind in VIEWS or self._copies_in_place(user)) and not user.root:
+            elif self._is_view(user) and not user.root:
                 total += self._read(user, home)
             elif user.kind == "fusion" and (inside := self.program.computations.get(user.called() or "")):
                 places = [place for place, name in enumerate(user.operands) if name == value.name]
@@ -142,8 +142,11 @@ class Costs:
                 return whole
         return min(total, whole)
 
-    def _copies_in_place(self, op: Op) -> bool:
-        """Whether it is a fusion of nothing but a copy onto its own operand: what reads a slice of it reads no more."""
+    def _is_view(self, op: Op) -> bool:
+        """Whether what reads a slice of the result reads no more of the operand: inside a fusion nothing is stored.
+        A fusion of nothing but a copy onto its own operand is a view as well."""
+        if op.kind in VIEWS:
+            return True
         inside = self.program.computations.get(op.called() or "") if op.kind == "fusion" else None
         alone = inside is not None and inside.root.kind == "copy" and len(inside.ops) == 1 + len(inside.parameters)
         return alone and "output_to_operand_aliasing" in op.attributes

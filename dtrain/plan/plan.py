@@ -16,8 +16,6 @@ from dtrain.assembly.state import saved
 from dtrain.core.errors import RecipeError
 from dtrain.core.slices import Target
 from dtrain.data.batch import IMAGE, Example, tokens_in
-from dtrain.models.nn.param import count
-from dtrain.models.nn.quantised import in_full
 from dtrain.parallel.mesh import EXPERT, Mesh, mesh_sizes
 from dtrain.parallel.rules import Layout
 from dtrain.parallel.shard_map import ShardMap
@@ -258,8 +256,7 @@ def _plan(
         )
     sizes = mesh_sizes(layout.sizes)
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved(assembly.shapes, layout.declared)))
-    whole = count(in_full(layout.declared))
-    made = Plan(recipe, on, tier, sizes, whole, memory_use, timing, None, took, assembly.steps, kept)
+    made = Plan(recipe, on, tier, sizes, layout.values, memory_use, timing, None, took, assembly.steps, kept)
     if timing is None or not made.may_fit:
         return made
     return replace(made, money=cost(on, timing.seconds, timing.tokens, recipe.batch, assembly.steps, price))

@@ -16,7 +16,6 @@ from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import tokens_in
 from dtrain.data.source import Source
 from dtrain.models.nn.param import count, trained
-from dtrain.models.nn.quantised import in_full
 from dtrain.parallel.mesh import PIPELINE, mesh_sizes, mesh_text
 from dtrain.parallel.pipeline import bubble_text
 from dtrain.parallel.rules import bytes_of, dtypes_of
@@ -37,10 +36,9 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     yield f"{recipe.name}  on {where}  mesh {mesh_text(mesh_sizes(layout.sizes))}  engine {recipe.engine.kind}"
     size = bytes_of(layout.declared, recipe.precision.params) / 2**20
     kept = dtypes_of(layout.declared, recipe.precision.params)
-    whole = count(in_full(layout.declared))
-    numbers = f"{whole:,} parameters, {size:.1f} MiB in {kept}"
+    numbers = f"{layout.values:,} parameters, {size:.1f} MiB in {kept}"
     own = count(trained(layout.declared, layout.declared))
-    numbers += f", {own:,} of them trained" if own < whole else ""
+    numbers += f", {own:,} of them trained" if own < layout.values else ""
     yield f"model {recipe.model.kind}: {numbers}"
     epochs, length = steps * recipe.batch / len(train), tokens_in(train.example)
     what = f"rows of {length:,} tokens" if length else "examples"

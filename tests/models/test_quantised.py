@@ -11,11 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 from scipy.stats import norm
 
 from dtrain.assembly.assemble import Assembly, assemble
 from dtrain.assembly.state import create_state
+from dtrain.checkpoint.tensors import InMemory
+from dtrain.core.errors import RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.data.batches import TrainBatches
 from dtrain.data.order import Order
@@ -24,11 +27,13 @@ from dtrain.models.nn.low_rank import LowRank
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.param import Param, normal, paths
 from dtrain.models.nn.quantised import LEVELS, WIDTHS, Quantised, Width, declared, is_quantised, mapped, quantise
+from dtrain.models.place import Whole
 from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Init, Recipe
 from dtrain.weights.initial import Origin, initial_from
 from dtrain.weights.load import load_run
+from dtrain.weights.read import Located, read
 from tests.conftest import Dtrain
 from tests.engines import worst
 
@@ -208,12 +213,15 @@ def test_a_run_with_a_base_in_nf4_resumes_on_another_mesh_and_is_exported_in_flo
     dtrain: Dtrain, tmp_path: Path
 ) -> None:
     small = [DECODER, *SETTINGS, "checkpoint.every=2", "evaluate.every=100"]
-    dtrain("run", str(ROOT / "recipes/decoder-tiny.yaml"), "name=base", *small)
+    shown = dtrain("run", str(ROOT / "recipes/decoder-tiny.yaml"), "name=base", *small).stderr
+    of_base = re.findall(r"decoder: ([\d,]+) parameters", shown)
     dtrain("export", "base", "folder")
     lora = "lora={rank: 2, targets: ['blocks.*.weight', 'blocks.mlp.*'], dtype: nf4}"
     tune = [str(ROOT / "recipes/decoder-tiny.yaml"), "name=tuned", *small, "init.weights=folder", lora]
     shown = dtrain("run", *tune).stderr
-    assert "parameters, " in shown
+    counts = re.findall(r"decoder: ([\d,]+) parameters, .* ([\d,]+) of them trained", shown)[0]
+    whole, adapters, base = (int(text.replace(",", "")) for text in (*counts, *of_base))
+    assert whole == base + adapters
     assert "MiB in bfloat16 and float32 and nf4" in shown
     shown = dtrain("run", *tune, "steps=6", "engine=shard_map", "mesh={fsdp: 4, tensor: 2}", "--devices", "8").stderr
     assert "step 6/6" in shown
@@ -256,3 +264,34 @@ def test_experts_of_one_layer_at_a_time_are_computed_in_full(engine: str) -> Non
     assert "u8[2,4,64,64]" in jaxpr  # of both layers: experts, rows of two codes, hidden values
     assert "bf16[4,128,64]" in jaxpr
     assert "bf16[2,4,128,64]" not in jaxpr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["precision.matmul=int8"], "precision.matmul: int8: products with matrices in nf4"),
+        (["mesh={fsdp: 16}"], "does not divide embed = 8 of .*counted in blocks of lora.dtype, and bfloat16 has none"),
+    ],
+)
+def test_what_does_not_go_with_codes_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        recipe_of(DECODER, "lora={rank: 2, targets: ['blocks.*.weight'], dtype: nf4}", *overrides)
+
+
+def test_devices_that_hold_parts_of_blocks_read_whole_blocks() -> None:
+    """Dims that have no names may be split otherwise in codes than in scales."""
+    like = form("int8", (64, 8), "embed _", 0)
+    mesh = jax.make_mesh((8,), ("fsdp",))
+    split, whole = NamedSharding(mesh, PartitionSpec("fsdp")), NamedSharding(mesh, PartitionSpec())
+    assert like.block == 16  # two devices share each block
+    shapes = replace(
+        like,
+        codes=jax.ShapeDtypeStruct((64, 8), jnp.int8, sharding=split),
+        scales=jax.ShapeDtypeStruct((4, 8), jnp.bfloat16, sharding=whole),
+    )
+    x = values("w", (64, 8))
+    param = Param((64, 8), "embed _", normal(0.1), fan_in=("embed",))
+    found = read(InMemory({"w": x}, {}), Located({"w": Whole("w")}, ""), {"w": param}, {"w": shapes})["w"]
+    codes, scales = quantise(x, like)
+    assert np.array_equal(found.codes, codes)
+    assert np.array_equal(found.scales, scales)

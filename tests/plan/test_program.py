@@ -254,6 +254,34 @@ ENTRY %main (a: f32[64,128], i: s32[], u: f32[1,128]) -> f32[64,128] {
     assert cost.bytes == pytest.approx(2 * 128 * 4 + 4, abs=4)
 
 
+@pytest.mark.parametrize(("kind", "rows"), [("copy", 1), ("negate", 64)])
+def test_a_slice_of_a_copy_in_place_reads_the_slice_alone(kind: str, rows: int) -> None:
+    text = f"""HloModule m, is_scheduled=true
+
+%inner (p: f32[64,128]) -> f32[64,128] {{
+  %p = f32[64,128]{{1,0}} parameter(0)
+  ROOT %c = f32[64,128]{{1,0}} {kind}(%p)
+}}
+
+%fused (p0: f32[64,128], p1: s32[]) -> f32[1,128] {{
+  %p0 = f32[64,128]{{1,0}} parameter(0)
+  %p1 = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %g = f32[64,128]{{1,0}} fusion(%p0), kind=kLoop, output_to_operand_aliasing={{{{}}: (0, {{}})}}, calls=%inner
+  ROOT %d = f32[1,128]{{1,0}} dynamic-slice(%g, %p1, %z), dynamic_slice_sizes={{1,128}}
+}}
+
+ENTRY %main (a: f32[64,128], i: s32[]) -> f32[1,128] {{
+  %a = f32[64,128]{{1,0}} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %f = f32[1,128]{{1,0}} fusion(%a, %i), kind=kLoop, calls=%fused
+}}
+"""
+    program = read(text)
+    cost = Costs(program).of(program.entry.ops["f"], program.entry)
+    assert cost.bytes == pytest.approx((rows + 1) * 128 * 4 + 4, abs=4)
+
+
 def test_collectives_that_jax_compiles_are_found_by_axis() -> None:
     mesh = Mesh(data=2, fsdp=4)
     sizes = mesh.sizes(8)

@@ -67,7 +67,7 @@ def regather(axes: Collection[str]) -> Policy:
 
     def gathers(name: str, params: Mapping[str, Any]) -> bool:
         if inner := params.get("call_jaxpr"):  # a gather of parameters that are not differentiated is one call
-            return any(gathers(step.primitive.name, step.params) for step in inner.jaxpr.eqns)
+            return any(gathers(step.primitive.name, step.params) for step in getattr(inner, "jaxpr", inner).eqns)
         return name.startswith("all_gather") and set(_names(params["axis_name"])) <= set(axes)
 
     def keeps(primitive: Any, *_: Any, **params: Any) -> bool:
