@@ -177,7 +177,7 @@ def step(name: str, tiny: bool, say: Say) -> None:
 
     made = assemble(recipe, [device], row_example(length, packed=False), 2000)
     start = time.perf_counter()
-    compiled = recipe.engine.compile(made.train(), platform=made.layout.platform)
+    compiled = made.compile(made.train())
     compiling, sizes = time.perf_counter() - start, compiled.memory_analysis()
     state = [jax.block_until_ready(create_state(made.make, made.shapes))]
     before = peak()

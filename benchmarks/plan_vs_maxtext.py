@@ -21,7 +21,7 @@ from shapes import decoder
 from dtrain.core.slices import Target, target
 from dtrain.plan.plan import Plan, quick
 from dtrain.plan.search import search
-from dtrain.plan.variants import KERNELS, OVERLAP, SPARSE, WHOLE_GATHERS
+from dtrain.plan.variants import WHOLE_GATHERS
 from dtrain.plan.workers import PlanJob, outcomes
 from dtrain.recipe.recipe import Recipe
 
@@ -48,10 +48,10 @@ class Case:
 
 
 LLAMA, MIXTRAL = "{kind: decoder, preset: llama3-8b}", "{kind: decoder, preset: mixtral-8x7b}"
-BY_HAND = f"engine={{kind: shard_map, xla: {json.dumps(SPARSE)}}}"
-OVERLAPPED = f"engine={{kind: shard_map, xla: {json.dumps(OVERLAP)}}}"
+BY_HAND = "engine=shard_map"
+OVERLAPPED = "engine={kind: shard_map, overlap: products}"
 GATHERS = f"engine={{kind: jit, xla: {json.dumps(WHOLE_GATHERS)}}}"
-JIT = f"engine={{kind: jit, xla: {json.dumps(KERNELS)}}}"
+JIT = "engine={kind: jit, overlap: kernels}"
 DOTS, ONE = "model.remat=dots", "model.loss_chunks=1"
 CASES = {
     "llama3-8b": Case(LLAMA, "v5e-16", 2048, 16, 14.81, 730, (DOTS,), OVERLAPPED),

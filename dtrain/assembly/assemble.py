@@ -133,6 +133,10 @@ class Assembly:
         outputs = outputs_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, purpose=purpose)
         return self._trace_forward(predict_step(recipe.engine.rows(self.layout, outputs), self.keyed), state, features)
 
+    def compile(self, step: Traced) -> jax.stages.Compiled:
+        """Compile a traced step of this assembly for its devices, with the options of the engine."""
+        return self.recipe.engine.compile(step, self.layout.platform, self.layout.chip)
+
     def _trace_forward(
         self, step: Callable[[State, Batch], Any], state: State, features: Example, examples: int | None = None
     ) -> Traced:
@@ -198,8 +202,10 @@ def _layout(recipe: Recipe, model: Any, devices: Sequence[Device], example: Exam
     layout = Layout(sizes, recipe.mesh.table(), declared, engine.arranged(recipe.mesh.build(sizes, devices)), example)
     layout.check()
     if sizes[SEQUENCE] > 1 and not model.split_rows:
-        why = "splits every row, and the model does not declare split_rows"
-        hint = "use sequence: 1, or set split_rows = True in the model's class once it uses ctx.places and ctx.attend"
+        why, hint = "splits every row, and linear attention needs whole rows", "use sequence: 1"
+        if model.user_code:
+            why = "splits every row, and the model does not declare split_rows"
+            hint += ", or set split_rows = True in the model's class once it uses ctx.places and ctx.attend"
         raise RecipeError(f"mesh.sequence = {sizes['sequence']} {why}", hint)
     if refusal := engine.refusal(layout):
         raise RecipeError(f"engine: {refusal}", "use engine: shard_map or jit")

@@ -96,7 +96,7 @@ def refuse_means(
     parts, whole = assembly.layout.parts("batch"), assembly.eval_batch
     small = whole // 2 if whole % (2 * parts) == 0 else whole
     other = 2 * small if small == whole else small
-    program = assembly.recipe.engine.compile(assembly.evaluate(examples=other), assembly.layout.platform)
+    program = assembly.compile(assembly.evaluate(examples=other))
     found = []
     for size, compiled in sorted(((whole, evaluate), (other, program)), key=lambda one: one[0]):
         put = Put(assembly.recipe.engine, assembly.layout, size)
@@ -216,7 +216,7 @@ def refuse_broken_contract(
     exact = recipe.precision.compute == recipe.precision.loss == "float32"
     rows = rows_of(source, put.held, assembly.keyed)
     mixed: list[str] = []
-    train = recipe.engine.compile(assembly.train_loss(mixed), assembly.layout.platform)
+    train = assembly.compile(assembly.train_loss(mixed))
     refuse_broken(lambda batch: evaluate(state, put(batch)), rows, exact)
     refuse_means(assembly, evaluate, source, state, exact)
     states = [state]

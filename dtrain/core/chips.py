@@ -166,7 +166,7 @@ CHIPS = (
     ),
     Chip(
         name="v6e", flops=918e12, hbm=32e9, room=31.25 * GIB, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e"),
-        platform="tpu", sparse_offload=True, product=0.63, int8=1.31, price=2.70,
+        platform="tpu", sparse_offload=True, product=0.60, int8=1.31, price=2.70,
         link_bandwidth=90e9, network_bandwidth=12.5e9, aliases=("trillium",), dims=2, max_chips=256, wraparound=16,
         cloud=Cloud(label="tpu-v6e-slice", machine="ct6e-standard-4t",
                     accelerator="v6e", runtime="v2-alpha-tpuv6e"),
@@ -174,7 +174,7 @@ CHIPS = (
     Chip(
         name="tpu7x", flops=2307e12, hbm=192e9, room=94.75 * GIB, bandwidth=7380e9, kinds=("TPU7x",),
         platform="tpu", sparse_offload=True, devices=2,
-        product=0.74, price=12.00, aliases=("ironwood", "v7x"),
+        product=0.69, price=12.00, aliases=("ironwood", "v7x"),
         link_bandwidth=100e9, network_bandwidth=12.5e9, dims=3, units_per_chip=2, max_chips=9216,
         cloud=Cloud(label="tpu7x", machine="tpu7x-standard-4t"),
     ),

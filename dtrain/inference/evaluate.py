@@ -176,7 +176,7 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
         raise DataError(unfit, "evaluate on data of the same shape and classes")
     if _arrays(source.example) != _arrays(assembly.layout.example):  # other data than the run was trained on
         assembly = assemble(assembly.recipe, assembly.layout.devices, source.example, assembly.steps, assembly.frozen)
-    compiled = assembly.recipe.engine.compile(assembly.evaluate(state), assembly.layout.platform)
+    compiled = assembly.compile(assembly.evaluate(state))
     sums = [jax.device_get(compiled(state, batch)) for batch in eval_batches(assembly, source, None)]
     values = evaluated(sums, text_bytes(assembly.recipe, source))
     measures = measurements(assembly, assembly.recipe.evaluate.measures, source, state)

@@ -57,7 +57,7 @@ def outputs(assembly: Assembly, source: Source, purpose: Purpose = "prediction",
         hint = "give its class a method sample(params, batch, ctx)"
         raise RecipeError(f"the model of kind {model.kind} draws no samples", hint)
     traced = assembly.predict(assembly.shapes if state is None else state, source.example, purpose)
-    return Outputs(assembly, source, assembly.recipe.engine.compile(traced, assembly.layout.platform))
+    return Outputs(assembly, source, assembly.compile(traced))
 
 
 def state_of(loaded: LoadedRun) -> State:

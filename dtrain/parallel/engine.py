@@ -13,6 +13,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dtrain.core.chips import Chip
 from dtrain.core.errors import Problem, RecipeError
 from dtrain.core.types import Positive
 from dtrain.data.batch import CALL, Batch
@@ -20,6 +21,7 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, merged, trained
 from dtrain.models.nn.vma import axes_of, vary
+from dtrain.parallel.compiler_options import Overlap, overlapping, resolved
 from dtrain.parallel.mesh import PIPELINE
 from dtrain.parallel.rules import Layout
 
@@ -51,11 +53,6 @@ class Replicas:
 Traced = jax.stages.Traced | Replicas
 
 
-SCHEDULED = "xla_gpu_enable_latency_hiding_scheduler"
-DEFAULTS: dict[str, bool | int | str] = {SCHEDULED: True}
-"""Options for GPUs unless a recipe has others. XLA schedules collectives beside work on H100 and later by itself, on
-A100 only with this option."""
-
 FILES = re.compile(r"_(dir|path|file|directory|from|to)(_|$)")
 """Names of options whose values are paths, some of them of programs that the compiler runs."""
 
@@ -64,8 +61,13 @@ FILES = re.compile(r"_(dir|path|file|directory|from|to)(_|$)")
 class Compiler:
     """Compiler options, part of every engine's section."""
 
+    overlap: Overlap = "auto"
+    """What the compiler runs collectives beside. On TPUs: matrix "products"; "kernels", too, such as attention and the
+    products of experts; "sparsecore": collectives also run on the SparseCores, "kernels" where a chip has none; "none";
+    "auto": what plans find fastest for chip and engine. On GPUs all but "none" are the same."""
     xla: dict[str, bool | int | str] = field(default_factory=dict)
-    """XLA options: {xla_tpu_overlap_compute_collective_tc: true}. Those of other hardware are ignored."""
+    """XLA options: {xla_tpu_scoped_vmem_limit_kib: 65536}, also against one that `overlap` sets. Those of other
+    hardware are ignored."""
     steps_per_call: Positive = 1
     """Most training steps that one call of the compiled program runs: more than 1 saves the time of the calls where a
     step takes a few milliseconds or less. A call ends where the run evaluates or saves. Stop requests wait for it."""
@@ -75,15 +77,32 @@ class Compiler:
         """Whether dtrain places the collectives, not the compiler."""
         return True
 
-    def options(self, platform: str) -> dict[str, bool | str]:
-        """The options for this platform's compiler, as it takes them."""
+    def automatic(self, chip: Chip) -> Overlap:
+        """What `overlap: auto` is on a TPU, by plans of programs that were compiled for it (docs/plan.md)."""
+        del chip
+        return "none"
+
+    def overlapped(self, platform: str, chip: Chip | None) -> Overlap:
+        """What `overlap` is on this hardware."""
+        return resolved(self._overlap(platform, chip), platform, chip)
+
+    def _overlap(self, platform: str, chip: Chip | None) -> Overlap:
+        if self.overlap != "auto" or platform != "tpu":
+            return self.overlap
+        return self.automatic(chip) if chip else "none"
+
+    def chosen(self, platform: str, chip: Chip | None = None) -> dict[str, bool | str]:
+        """The options that the section asks of this hardware's compiler. `chip`: None if it is not in the table."""
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
         foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
-        simulated = platform == "cpu" and jax.device_count() > 1 and jax.process_count() == 1
-        order = {SCHEDULER: MEMORY} if simulated else {}
-        given = (DEFAULTS if platform == "gpu" else order) | self.xla
+        given = {**overlapping(self._overlap(platform, chip), platform, chip), **self.xla}
         line = {name: value if isinstance(value, bool) else str(value) for name, value in given.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}
+
+    def options(self, platform: str, chip: Chip | None = None) -> dict[str, bool | str]:
+        """The options for this hardware's compiler, as it takes them."""
+        simulated = platform == "cpu" and jax.device_count() > 1 and jax.process_count() == 1
+        return ({SCHEDULER: MEMORY} if simulated else {}) | self.chosen(platform, chip)
 
     def arranged(self, mesh: Mesh) -> Mesh:
         """Any order is supported."""
@@ -97,16 +116,30 @@ class Compiler:
                 hint = "a recipe may come from an untrusted source; set the option in XLA_FLAGS instead"
                 yield f"engine.xla.{name}", "an option that names a file or writes one is not allowed in a recipe", hint
 
-    def compile(self, step: Traced, platform: str) -> jax.stages.Compiled:
+    def compile(self, step: Traced, platform: str, chip: Chip | None = None) -> jax.stages.Compiled:
         """Compile the traced step. Raises RecipeError with the name of an option that the compiler does not have."""
-        try:
-            lowered = step.lower()
-            if platform == "cpu" and jax.device_count() > 1:
-                number_collectives(lowered.compiler_ir())
-            return lowered.compile(compiler_options=self.options(platform) or None)
-        except jax.errors.JaxRuntimeError as error:
-            refuse_unknown(error)
-            raise
+        lowered = step.lower()
+        if platform == "cpu" and jax.device_count() > 1:
+            number_collectives(lowered.compiler_ir())
+        return self.build(lowered, self.options(platform, chip))
+
+    def build(self, lowered: jax.stages.Lowered, options: Mapping[str, bool | str]) -> jax.stages.Compiled:
+        """Compile with these options. One that the compiler does not have is left out if only `overlap: auto` sets it,
+        since versions of XLA differ; RecipeError names any other."""
+        while True:
+            try:
+                return lowered.compile(compiler_options=dict(options) or None)
+            except jax.errors.JaxRuntimeError as error:
+                unknown = re.search(r"No such compile option: '(\w+)'", str(error))
+                if not unknown:
+                    raise
+                name = unknown.group(1)
+                if name in self.xla:
+                    raise RecipeError(f"engine.xla.{name}: this compiler has no such option") from error
+                if self.overlap != "auto":
+                    reason = f"engine.overlap: this compiler has no option {name}, which {self.overlap!r} needs"
+                    raise RecipeError(reason, "use auto, which leaves it out") from error
+                options = {other: value for other, value in options.items() if other != name}
 
 
 def number_collectives(module: Any) -> None:
@@ -137,13 +170,6 @@ independent collectives in different orders and wait for each other. Not for sev
 are paired by their order alone: there only the schedule for concurrency keeps it, and the other ends them at random."""
 
 
-def refuse_unknown(error: Exception) -> None:
-    """Raise RecipeError if this error of the compiler is about an unknown option in engine.xla."""
-    unknown = re.search(r"No such compile option: '(\w+)'", str(error))
-    if unknown:
-        raise RecipeError(f"engine.xla.{unknown.group(1)}: this compiler has no such option") from error
-
-
 class Engine(Protocol):
     """`jit`, `shard_map` or `pmap`: the recipe's `engine` section itself. All results are global."""
 
@@ -157,7 +183,7 @@ class Engine(Protocol):
         """Whether dtrain places the collectives, not the compiler."""
         ...
 
-    def compile(self, step: Traced, platform: str) -> jax.stages.Compiled:
+    def compile(self, step: Traced, platform: str, chip: Chip | None = None) -> jax.stages.Compiled:
         """Compile the traced step with the options of the section."""
         ...
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dtrain.core.chips import Chip, chip_of
 from dtrain.core.errors import RecipeError
 from dtrain.core.types import Device
 from dtrain.data.batch import Example
@@ -102,6 +103,11 @@ class Layout:
     def platform(self) -> str:
         """The platform of the mesh's devices: "cpu", "gpu" or "tpu"."""
         return self.mesh.devices.flat[0].platform if self.mesh is not None else "cpu"
+
+    @property
+    def chip(self) -> Chip | None:
+        """The chip of the mesh's devices; None if the table of chips does not have it."""
+        return chip_of(self.mesh.devices.flat[0].device_kind) if self.mesh is not None else None
 
     def problems(self) -> list[tuple[str, str]]:
         """(axis, message) for parameters that the rules cannot split, axes that split nothing, rows that do not fit."""

@@ -13,11 +13,13 @@ from typing import Any, Literal
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dtrain.core.chips import Chip
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import Batch
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.vma import axes_of, vary
+from dtrain.parallel.compiler_options import Overlap
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
 from dtrain.parallel.gather import summed, wrap
 from dtrain.parallel.manual import ShardMapContext
@@ -30,6 +32,9 @@ class ShardMap(Compiler):
     """Every collective is explicit in dtrain's own code."""
 
     kind: Literal["shard_map"] = "shard_map"
+
+    def automatic(self, chip: Chip) -> Overlap:
+        return "sparsecore" if chip.sparse_offload else "kernels" if chip.dims == 3 else "none"
 
     def refusal(self, layout: Layout) -> str:
         if layout.rules["vocab"] and layout.axes("vocab") and set(layout.axes("vocab")) <= set(FSDP_AXES):

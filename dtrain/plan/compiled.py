@@ -12,7 +12,6 @@ from dtrain.assembly.assemble import Assembly
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.leftovers import temporary_folder
 from dtrain.parallel import compile_cache
-from dtrain.parallel.engine import refuse_unknown
 
 DUMP = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": ""}
 NAMES = {"text": "after_optimizations.txt", "live": "after_optimizations-live-range.txt"}
@@ -36,13 +35,13 @@ class Compiled:
 
 def compiled(assembly: Assembly) -> Compiled:
     """Compile the training step. Raises EnvironmentFault if the compiler fails for another reason than memory."""
-    options, lowered = assembly.recipe.engine.options(assembly.layout.platform), assembly.train().lower()
+    engine, layout = assembly.recipe.engine, assembly.layout
+    options, lowered = engine.options(layout.platform, layout.chip), assembly.train().lower()
     with temporary_folder("plan") as folder:
         try:
             with compile_cache.off():  # a program from the cache writes no dump
-                program = lowered.compile(compiler_options={**options, **DUMP, "xla_dump_to": str(folder)})
+                program = engine.build(lowered, {**options, **DUMP, "xla_dump_to": str(folder)})
         except jax.errors.JaxRuntimeError as error:
-            refuse_unknown(error)
             if not lacks_main_memory(str(error)):
                 reason = re.sub(r"\s+", " ", str(error))[:300]
                 raise EnvironmentFault(

@@ -17,7 +17,8 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from dtrain.core.chips import Chip
 from dtrain.models.nn.count_flops import MATRIX_PRODUCTS, one_product
-from dtrain.parallel.engine import SCHEDULED, Compiler, Traced
+from dtrain.parallel.compiler_options import SCHEDULED
+from dtrain.parallel.engine import Compiler, Traced
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan import kernels
 from dtrain.plan.cost import INT8, Efficiency, product_kind
@@ -160,7 +161,7 @@ def overlap(engine: Compiler, placed_by_compiler: bool, chip: Chip, devices: int
 
     `placed_by_compiler`: the compiler inserts the collectives (engine jit). `devices`: those of the whole mesh.
     """
-    options: Mapping[str, bool | str] = engine.options(chip.platform)
+    options: Mapping[str, bool | str] = engine.chosen(chip.platform, chip)
     if chip.platform == "gpu":
         hidden = _on(options, SCHEDULED)
         return Overlap(hidden, hidden and not placed_by_compiler, kernels=True, queued=True)

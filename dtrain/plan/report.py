@@ -32,9 +32,9 @@ class Checks:
 
 CHECKS = {
     "v5e": Checks(0.97, 1.06, 2),
-    "v5p": Checks(0.96, 1.09, 5),
-    "v6e": Checks(0.84, 1.16, 17),
-    "tpu7x": Checks(0.99, 1.27, 5),
+    "v5p": Checks(0.99, 1.12, 5),
+    "v6e": Checks(0.84, 1.14, 17),
+    "tpu7x": Checks(0.95, 1.30, 5),
     "a100": Checks(0.93, 0.96, 4),
     "h100": Checks(0.88, 1.29, 4),
 }
@@ -114,7 +114,7 @@ def values(plan: Plan) -> JsonObject:
         "engine": plan.recipe.engine.kind,
         "batch": plan.recipe.batch,
         "accumulate": plan.recipe.accumulate,
-        "compiler_options": dict(plan.recipe.engine.xla),
+        "compiler_options": plan.recipe.engine.chosen(plan.target.platform, plan.target.chip),
         "parameters": plan.parameters,
         "fits": plan.fits,
         "verdict": verdict(plan).lower(),
@@ -183,7 +183,9 @@ def lines(plan: Plan, today: date | None = None) -> Iterator[str]:
     """Lines of the report of one plan. `today` decides whether its prices are old."""
     recipe = plan.recipe
     yield f"{recipe.name} on {plan.target}: {verdict(plan)}"
-    by = f"mesh {mesh_text(plan.mesh)}, engine {recipe.engine.kind}, batch {recipe.batch}"
+    overlap = recipe.engine.overlapped(plan.target.platform, plan.target.chip)
+    engine = recipe.engine.kind + (f" with overlap {overlap}" if overlap != "none" else "")
+    by = f"mesh {mesh_text(plan.mesh)}, engine {engine}, batch {recipe.batch}"
     parts = f" in {recipe.accumulate} microbatches" if recipe.accumulate > 1 else ""
     count = len(recipe.engine.xla)
     options = f", {count} compiler option{'s' * (count > 1)}" if count else ""

@@ -1,58 +1,38 @@
 """Variants of a recipe: other meshes, remat policies and microbatches, other engines and compiler options."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from dtrain.core.slices import Target
+from dtrain.parallel.compiler_options import Options
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import AXES, DATA, EXPERT, FSDP, TENSOR, Mesh, mesh_sizes
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.recipe.crosscheck import problems_of
-from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.recipe import Engine, Recipe
 
-OVERLAP = {
-    "xla_tpu_enable_async_collective_fusion": True,
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
-    "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": True,
-    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
-    "xla_tpu_overlap_compute_collective_tc": True,
-    "xla_enable_async_all_gather": True,
-    "xla_enable_async_reduce_scatter_fusion": True,
-}
-"""Compiler options that overlap collectives with matrix products."""
-
-KERNELS = OVERLAP | {"xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call": True}
-"""Compiler options that overlap collectives with matrix products and with kernels, such as the products of experts."""
-
-SPARSE = KERNELS | {
-    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
-    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
-    "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": True,
-}
-"""The same, with collectives on the SparseCores, where reduce-scatters run beside the step; Google's recipes for v5p
-and later have these options."""
-
-WHOLE_GATHERS = {"xla_tpu_enable_windowed_einsum_for_all_gather": False}
+WHOLE_GATHERS: dict[str, bool | int | str] = {"xla_tpu_enable_windowed_einsum_for_all_gather": False}
 """Compiler option for windowed products in the sums of gradients only: parameters are gathered as a whole."""
 
-WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+WHOLE_PRODUCTS: dict[str, bool | int | str] = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
 """Compiler option against windowed products (collective matmul): no product is split."""
 
-WAYS: tuple[tuple[str, type[Jit] | type[ShardMap], Mapping[str, Any]], ...] = (
-    ("collectives overlapped", ShardMap, OVERLAP),
-    ("collectives overlapped", Jit, OVERLAP),
-    ("collectives overlapped with kernels", ShardMap, KERNELS),
-    ("collectives on the SparseCores", ShardMap, SPARSE),
-    ("windowed products in gradients only", Jit, WHOLE_GATHERS),
-    ("no windowed products", Jit, WHOLE_PRODUCTS),
-    ("no windowed products, collectives overlapped", Jit, OVERLAP | WHOLE_PRODUCTS),
-    ("", ShardMap, {}),
-    ("", Jit, {}),
+WAYS: tuple[tuple[str, Jit | ShardMap], ...] = (
+    ("", ShardMap()),
+    ("collectives overlapped", Jit(overlap="products")),
+    ("collectives overlapped", ShardMap(overlap="products")),
+    ("collectives overlapped with kernels", ShardMap(overlap="kernels")),
+    ("collectives on the SparseCores", ShardMap(overlap="sparsecore")),
+    ("windowed products in gradients only", Jit(xla=WHOLE_GATHERS)),
+    ("no windowed products", Jit(xla=WHOLE_PRODUCTS)),
+    ("no windowed products, collectives overlapped", Jit(overlap="products", xla=WHOLE_PRODUCTS)),
+    ("no collectives overlapped", ShardMap(overlap="none")),
+    ("", Jit()),
 )
-"""Engines and compiler options to try, in order: name, engine, options."""
+"""Engines and compiler options to try, in order: name, engine."""
 
 MICROBATCHES = (1, 2, 4)
 
@@ -76,9 +56,10 @@ class Candidate:
             sizes = {axis: getattr(self.recipe.mesh, axis) for axis in AXES}
             return "mesh " + " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size != 1)
         if key == "engine":
-            known = [(name, set(options.items())) for name, _, options, *_ in WAYS if options]
-            names = [name for name, options in known if options <= set(value.get("xla", {}).items())]
-            return ", ".join([value["kind"], *names[-1:]])
+            engine, options = self.recipe.engine, set(self.recipe.engine.xla.items())
+            known = [(name, way) for name, way in WAYS if (way.kind, way.overlap) == (engine.kind, engine.overlap)]
+            names = [name for name, way in known if set(way.xla.items()) <= options]
+            return ", ".join([value["kind"], *filter(None, names[-1:])])
         if key == "model":
             texts = {
                 name: what if isinstance(what, str | int) else f"[{', '.join(what)}]" for name, what in value.items()
@@ -130,14 +111,25 @@ def remat_variants(candidate: Candidate, on: Target, microbatches: Sequence[int]
 
 
 def engine_variants(candidate: Candidate, base: Recipe, on: Target) -> Iterator[Candidate]:
-    """The candidate with the other engines and compiler options. The options are for TPUs, and tried only there."""
+    """The candidate with the other engines and compiler options, each program once. The options are for TPUs, and tried
+    only there."""
     recipe = candidate.recipe
-    for _, engine, options in WAYS:
-        changed_engine = engine(xla={**recipe.engine.xla, **options})
-        changed = dataclasses.replace(recipe, engine=changed_engine)
-        unfit = (options and on.platform != "tpu") or (options is SPARSE and not (on.chip and on.chip.sparse_offload))
-        if unfit or changed == recipe or problems_of(changed, None):
+    tried = [_program(recipe.engine, on)]
+    for _, way in WAYS:
+        engine = dataclasses.replace(
+            way, xla={**recipe.engine.xla, **way.xla}, steps_per_call=recipe.engine.steps_per_call
+        )
+        changed, program = dataclasses.replace(recipe, engine=engine), _program(engine, on)
+        named = bool(way.xla) or way.overlap != "auto"
+        if (named and on.platform != "tpu") or program in tried or problems_of(changed, None):
             continue
-        section = {"kind": changed_engine.kind} | ({"xla": changed_engine.xla} if changed_engine.xla else {})
+        tried.append(program)
+        kept = {"kind"} | ({"overlap"} if base.engine.overlap != "auto" else set())
+        section = {key: value for key, value in vars(engine).items() if key in kept or value != getattr(Jit(), key)}
         rest = {key: value for key, value in candidate.changes.items() if key != "engine"}
-        yield Candidate(changed, rest | ({"engine": section} if changed_engine != base.engine else {}))
+        yield Candidate(changed, rest | ({"engine": section} if engine != base.engine else {}))
+
+
+def _program(engine: Engine, on: Target) -> tuple[str, Options]:
+    """What of an engine decides the program."""
+    return engine.kind, engine.chosen(on.platform, on.chip)

@@ -201,7 +201,7 @@ class _Pieces:
 
     @cached_property
     def compiled(self) -> Any:
-        return self.assembly.recipe.engine.compile(self.assembly.train(), platform=self.assembly.layout.platform)
+        return self.assembly.compile(self.assembly.train())
 
     @cached_property
     def state(self) -> list[Any]:

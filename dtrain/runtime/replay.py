@@ -267,7 +267,7 @@ def _replayed(
 
 
 def _compiled(assembly: Assembly, traced: Any) -> Any:
-    return assembly.recipe.engine.compile(traced, assembly.layout.platform)
+    return assembly.compile(traced)
 
 
 def _copy(state: State) -> State:

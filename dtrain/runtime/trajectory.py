@@ -209,7 +209,7 @@ def initial_state(assembly: Assembly, start: Values | None) -> State:
 
 
 def _compiled(assembly: Assembly, traced: Any) -> Any:
-    return assembly.recipe.engine.compile(traced, assembly.layout.platform)
+    return assembly.compile(traced)
 
 
 def _batches(assembly: Assembly, source: Source, steps: int, backwards: bool) -> Iterator[Any]:

@@ -120,7 +120,7 @@ def _same(plan: JsonObject, assembly: Assembly, devices: Sequence[Device]) -> bo
         "engine": recipe.engine.kind,
         "batch": recipe.batch,
         "accumulate": recipe.accumulate,
-        "compiler_options": dict(recipe.engine.xla),
+        "compiler_options": recipe.engine.chosen(assembly.layout.platform, assembly.layout.chip),
     }
     kinds = plan.get("device_kinds", ())
     return all(plan.get(key) == value for key, value in here.items()) and (

@@ -115,7 +115,7 @@ def _located(session: Session, ready: RunSetup) -> list[str]:
     if assembly.recipe.engine.steps_per_call > 1:
         recipe = one_step_per_call(session.recipe)
         assembly = assemble(recipe, jax.devices(), ready.train.example, assembly.steps, assembly.frozen)
-        step = recipe.engine.compile(assembly.train(), platform=assembly.layout.platform)
+        step = assembly.compile(assembly.train())
     store.wait()
     quiet = Console(silent=True)
     state, start = first_state(

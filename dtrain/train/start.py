@@ -206,7 +206,7 @@ def _compiled(
         warnings = trace_checks.baked_constants(traced, session.recipe.guard.constants_mb)
         warnings += trace_checks.callbacks(traced)
         warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
-        build = partial(session.recipe.engine.compile, platform=assembly.layout.platform)
+        build = assembly.compile
         # XLA compiles without Python's lock: both programs at the same time
         with Counter() as programs, ThreadPoolExecutor(1) as thread:
             other = thread.submit(build, evaluation)

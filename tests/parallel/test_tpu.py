@@ -1,7 +1,6 @@
 """The step compiled for absent TPUs, by libtpu alone; tests/plan compiles published shapes."""
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 from dtrain.assembly.assemble import assemble
 from dtrain.assembly.state import placement
-from dtrain.plan.variants import KERNELS, SPARSE
 from dtrain.recipe.load import load
 
 pytestmark = [
@@ -70,7 +68,7 @@ def compiled(
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     example = recipe.data.example()
     assert example is not None
-    return recipe.engine.compile(assemble(recipe, devices, example, 100).train(), "tpu")
+    return (made := assemble(recipe, devices, example, 100)).compile(made.train())
 
 
 @pytest.mark.parametrize(
@@ -101,15 +99,16 @@ def test_every_axis_compiles(tmp_path: Path, axis: str, topology: str, engine: s
 @pytest.mark.nightly
 def test_reduce_scatters_run_on_the_sparse_cores(tmp_path: Path) -> None:
     """The compiler of every chip that has them takes the options; elsewhere no collective is there."""
-    for topology, options in (
-        ("v5p:2x2x2", KERNELS),
-        ("v5p:2x2x2", SPARSE),
-        ("v6e:2x4", SPARSE),
-        ("tpu7x:2x2x1", SPARSE),
+    for topology, overlap in (
+        ("v5p:2x2x2", "kernels"),
+        ("v5p:2x2x2", "auto"),
+        ("v6e:2x4", "auto"),
+        ("tpu7x:2x2x1", "auto"),
+        ("v5e:2x4", "sparsecore"),  # has none: "kernels"
     ):
-        engine = f"engine={{kind: shard_map, xla: {json.dumps(options)}}}"
+        engine = f"engine={{kind: shard_map, overlap: {overlap}}}"
         text = compiled(tmp_path, topology, "mesh={fsdp: 8}", engine, model=SMALL).as_text()
-        assert ('async_execution_thread="sparsecore"' in text) == (options is SPARSE), topology
+        assert ('async_execution_thread="sparsecore"' in text) == (overlap == "auto"), topology
 
 
 @pytest.mark.nightly

@@ -15,7 +15,7 @@ from dtrain.plan.jaxpr_cost import overlap
 from dtrain.plan.jaxpr_flat import bare, flatten, gathered, traffic
 from dtrain.plan.network import Group
 from dtrain.plan.plan import quick
-from dtrain.plan.variants import KERNELS, OVERLAP, WHOLE_GATHERS, WHOLE_PRODUCTS
+from dtrain.plan.variants import WHOLE_GATHERS, WHOLE_PRODUCTS
 from tests.plan.test_plan import recipe
 
 FSDP, TENSOR = ("fsdp", "fsdp_y"), ("tensor",)
@@ -28,8 +28,9 @@ FSDP, TENSOR = ("fsdp", "fsdp_y"), ("tensor",)
         ("v5e", Jit(xla=dict(WHOLE_PRODUCTS)), True, False),
         ("v5e", Jit(xla=dict(WHOLE_GATHERS)), True, True),
         ("v5e", ShardMap(), True, False),
-        ("v5p", Jit(), False, False),
-        ("v5p", ShardMap(xla=dict(OVERLAP)), True, False),
+        ("v5p", Jit(overlap="none"), False, False),
+        ("v5p", Jit(), True, False),
+        ("v5p", ShardMap(overlap="products"), True, False),
         ("h100", ShardMap(), True, True),
         ("h100", Jit(), True, False),
         ("a100", ShardMap(xla={"xla_gpu_enable_latency_hiding_scheduler": False}), False, False),
@@ -47,7 +48,8 @@ def test_what_a_compiler_hides(chip: str, engine: Jit | ShardMap, gathers: bool,
 def test_options_decide_whether_products_are_windowed_and_kernels_hide_collectives() -> None:
     v5e, v5p = (next(one for one in CHIPS if one.name == name) for name in ("v5e", "v5p"))
     assert [overlap(Jit(xla=dict(xla)), True, v5e, 16).windowed for xla in ({}, WHOLE_GATHERS)] == [True, False]
-    assert [overlap(ShardMap(xla=dict(xla)), False, v5p, 64).kernels for xla in (OVERLAP, KERNELS)] == [False, True]
+    engines = (ShardMap(overlap="products"), ShardMap(overlap="kernels"), ShardMap())
+    assert [overlap(engine, False, v5p, 64).kernels for engine in engines] == [False, True, True]
 
 
 def test_products_are_windowed_on_at_most_32_devices() -> None:

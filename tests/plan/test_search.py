@@ -8,6 +8,7 @@ import pytest
 
 from dtrain.core.slices import Target, target
 from dtrain.models.nn.remat import ON_DEVICE
+from dtrain.parallel.jit import Jit
 from dtrain.plan import search as searching
 from dtrain.plan.plan import Plan, quick
 from dtrain.plan.search import SearchResult, overlay, search
@@ -31,7 +32,7 @@ def product(wanted: Recipe) -> tuple[float, float]:
     if wanted.model.loss_chunks == 1:  # pyright: ignore[reportAttributeAccessIssue]
         seconds, memory = 0.99 * seconds, memory + 0.3
     seconds *= 1.05 ** (wanted.mesh.tensor - 1) * 1.1 ** (wanted.accumulate - 1)
-    overlapped = 0.9 if any("async_collective_fusion" in option for option in wanted.engine.xla) else 1.0
+    overlapped = 0.9 if wanted.engine.overlap == "products" else 1.0
     return seconds * overlapped * (0.99 if wanted.engine.kind == "jit" else 1.0), memory
 
 
@@ -113,12 +114,27 @@ def test_five_tries_find_the_best_of_the_space(compiled: Compiled, tmp_path: Pat
     assert len(attempts) == len({str(one) for one in attempts}) == 5
 
 
-@pytest.mark.parametrize(("on", "has"), [("v5p-8", True), ("v6e-4", True), ("tpu7x-8", True), ("v5e-4", False)])
-def test_collectives_go_to_sparse_cores_where_a_chip_has_them(tmp_path: Path, on: str, has: bool) -> None:
-    base = recipe(tmp_path, "llama3.2-1b", 2048, 16)
-    ways = [one.text for one in engine_variants(Candidate(base, {}), base, target(on))]
-    assert len(ways) >= 6
-    assert ("shard_map, collectives on the SparseCores" in ways) == has
+@pytest.mark.parametrize(("on", "auto"), [("v5p-8", "SparseCores"), ("v4-8", "kernels"), ("h100-8", "")])
+def test_a_search_tries_each_program_once(tmp_path: Path, on: str, auto: str) -> None:
+    """`auto` is one of the sets of options: that set is not compiled again."""
+    base, hardware = recipe(tmp_path, "llama3.2-1b", 2048, 16), target(on)
+    found = list(engine_variants(Candidate(base, {}), base, hardware))
+    engines = [base.engine, *(one.recipe.engine for one in found)]
+    programs = [(engine.kind, engine.chosen(hardware.platform, hardware.chip)) for engine in engines]
+    assert all(one not in programs[:number] for number, one in enumerate(programs))
+    assert len(programs) == {"v5p-8": 9, "v4-8": 8, "h100-8": 2}[on]
+    texts = [one.text for one in found]
+    assert "shard_map" in texts
+    assert not any(text.startswith("shard_map") and auto in text for text in texts if auto)
+
+
+def test_the_winner_keeps_the_other_keys_of_the_engine(tmp_path: Path) -> None:
+    base = dataclasses.replace(
+        recipe(tmp_path, "llama3.2-1b", 2048, 16), engine=Jit(overlap="kernels", steps_per_call=2)
+    )
+    found = {one.text: one for one in engine_variants(Candidate(base, {}), base, target("v5e-4"))}
+    assert all(one.recipe.engine.steps_per_call == 2 for one in found.values())
+    assert found["jit"].changes["engine"] == {"kind": "jit", "overlap": "auto", "steps_per_call": 2}
 
 
 @pytest.mark.slow

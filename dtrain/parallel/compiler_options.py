@@ -1,0 +1,53 @@
+"""Sets of XLA's options that overlap collectives with work, and the one that each chip and engine gets by itself."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from dtrain.core.chips import Chip
+
+Options = Mapping[str, bool | int | str]
+Overlap = Literal["auto", "none", "products", "kernels", "sparsecore"]
+
+PRODUCTS: Options = {
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+    "xla_enable_async_all_gather": True,
+    "xla_enable_async_reduce_scatter_fusion": True,
+}
+"""Collectives run beside matrix products."""
+
+KERNELS: Options = {**PRODUCTS, "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call": True}
+"""Collectives run beside matrix products and kernels, such as attention and the products of experts."""
+
+SPARSECORE: Options = {
+    **KERNELS,
+    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
+    "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": True,
+}
+"""The same, with collectives on the SparseCores, where reduce-scatters run beside the step; Google's recipes for v5p
+and later have these options."""
+
+TPU: Mapping[Overlap, Options] = {"none": {}, "products": PRODUCTS, "kernels": KERNELS, "sparsecore": SPARSECORE}
+
+SCHEDULED = "xla_gpu_enable_latency_hiding_scheduler"
+"""XLA runs collectives beside work on H100 and later by itself, on A100 only with this option."""
+
+
+def resolved(overlap: Overlap, platform: str, chip: Chip | None) -> Overlap:
+    """What is done on this hardware; "none" on all but TPUs. `auto` was resolved before, by the engine."""
+    if platform != "tpu":
+        return "none"
+    if overlap == "sparsecore":
+        return "sparsecore" if chip and chip.sparse_offload else "kernels"
+    return overlap
+
+
+def overlapping(overlap: Overlap, platform: str, chip: Chip | None) -> Options:
+    """The options of XLA that overlap collectives with work on this hardware."""
+    if platform == "gpu":
+        return {SCHEDULED: overlap != "none"}
+    return TPU[resolved(overlap, platform, chip)]

@@ -1,0 +1,75 @@
+"""What `engine.overlap` asks of each compiler, and what happens where a compiler lacks an option."""
+
+from typing import Any, cast
+
+import jax
+import pytest
+
+from dtrain.core.chips import CHIPS, Chip
+from dtrain.core.errors import RecipeError
+from dtrain.parallel.compiler_options import KERNELS, PRODUCTS, SCHEDULED, SPARSECORE
+from dtrain.parallel.jit import Jit
+from dtrain.parallel.pmap import Pmap
+from dtrain.parallel.shard_map import ShardMap
+
+OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter"
+
+
+def chip(name: str) -> Chip:
+    return next(one for one in CHIPS if one.name == name)
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "expected"),
+    [
+        (ShardMap(), "v5p", SPARSECORE),
+        (ShardMap(), "v6e", SPARSECORE),
+        (ShardMap(), "tpu7x", SPARSECORE),
+        (ShardMap(), "v5e", {}),
+        (ShardMap(), "v4", KERNELS),
+        (ShardMap(overlap="sparsecore"), "v4", KERNELS),
+        (ShardMap(overlap="products"), "v5p", PRODUCTS),
+        (ShardMap(overlap="none"), "v5p", {}),
+        (ShardMap(xla={OFFLOAD: False}), "v5p", SPARSECORE | {OFFLOAD: False}),
+        (Jit(), "v5p", SPARSECORE),
+        (Jit(), "v4", {}),
+        (Jit(overlap="kernels"), "v5p", KERNELS),
+        (Pmap(), "v5p", {}),
+        (ShardMap(), "h100", {SCHEDULED: True}),
+        (Jit(), "a100", {SCHEDULED: True}),
+        (Jit(overlap="none"), "a100", {SCHEDULED: False}),
+    ],
+)
+def test_each_chip_gets_its_options(engine: Jit | ShardMap | Pmap, name: str, expected: dict[str, bool]) -> None:
+    assert engine.options(chip(name).platform, chip(name)) == expected
+
+
+def test_a_chip_that_is_not_in_the_table_and_a_cpu_get_none() -> None:
+    assert ShardMap().options("tpu", None) == {}
+    assert ShardMap(overlap="kernels").chosen("cpu", None) == {}
+
+
+class OlderCompiler:
+    """Refuses the options that it does not know, as XLA does; the program is the options that it took."""
+
+    def __init__(self, *unknown: str) -> None:
+        self.unknown = unknown
+
+    def compile(self, compiler_options: dict[str, Any] | None) -> dict[str, Any]:
+        for name in compiler_options or {}:
+            if name in self.unknown:
+                raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: No such compile option: '{name}'")
+        return compiler_options or {}
+
+
+def built(engine: ShardMap, *unknown: str) -> Any:
+    return engine.build(cast("Any", OlderCompiler(*unknown)), engine.options("tpu", chip("v5p")))
+
+
+def test_what_a_compiler_lacks_is_left_out_unless_the_recipe_names_it() -> None:
+    first, *others = SPARSECORE
+    assert built(ShardMap(), first, OFFLOAD) == {name: True for name in others if name != OFFLOAD}
+    with pytest.raises(RecipeError, match=f"engine.overlap: this compiler has no option {OFFLOAD}, which 'sparsecore'"):
+        built(ShardMap(overlap="sparsecore"), OFFLOAD)
+    with pytest.raises(RecipeError, match=f"engine.xla.{OFFLOAD}: this compiler has no such option"):
+        built(ShardMap(xla={OFFLOAD: False}), OFFLOAD)
