@@ -15,6 +15,7 @@ from dtrain.data.batch import Batch, Example, Feature
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import QueryGrowth
+from dtrain.models.delta import Delta
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import Experts
@@ -101,6 +102,12 @@ LANGUAGE_MODELS = {
     "gpt_oss": dataclasses.replace(
         DECODER, sinks=True, feed_forward="swiglu_clamped", bias=True, remat="dots",
         experts=Experts(count=4, active=2, hidden=24, biases=True, router_bias=True),
+    ),
+    "qwen3_5": Decoder(
+        vocab=48, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, hidden=48, init=0.1, qk_norm=True,
+        norm_offset=True, attention_gate=True, position=Rope(partial=0.5), remat="dots",
+        delta=Delta(key_heads=2, value_heads=4, key_dim=8, value_dim=12, taps=3),
+        pattern=(LayerKind(linear=True), LayerKind()),
     ),
     "phi": Decoder(
         vocab=48, context=LENGTH, layers=2, width=32, heads=4, hidden=48, feed_forward="relu", init=0.1, norm="layer",

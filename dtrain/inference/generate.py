@@ -17,7 +17,7 @@ from dtrain.data.batch import POSITION, TOKEN
 from dtrain.data.tokenizer import Tokenizer
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import joined
-from dtrain.models.nn.kv_cache import CachedContext, KVCache, unstacked
+from dtrain.models.nn.kv_cache import CachedContext, KVCache, is_kept, unstacked
 from dtrain.models.nn.param import Tree
 from dtrain.weights.load import LoadedRun, load_run
 
@@ -172,15 +172,15 @@ class Generator(LoadedRun):
     def cache(self, rows: int, length: int) -> KVCache:
         """An empty cache, sharded over heads as the model's keys and values are."""
         layout, model = self.assembly.layout, self.model
-        groups, keys, values = model.cached
-        heads = layout.sharding(layout.spec((None, "kv_heads" if groups == model.groups else None)))
-        replicated = layout.sharding(jax.sharding.PartitionSpec())
-        run_dir: Any = KVCache((heads,) * model.layers, (heads,) * model.layers, replicated, replicated)  # pyright: ignore[reportArgumentType]
+        layers = model.kept(rows, length)
+        placed = jax.tree.map(lambda one: layout.sharding(layout.spec(one.dims)), layers, is_leaf=is_kept)
+        k, v = (tuple(layer[part] for layer in placed) for part in range(2))
+        replicated: Any = layout.sharding(jax.sharding.PartitionSpec())
 
         def make() -> KVCache:
-            return KVCache.empty(model.layers, (rows, groups, length), (keys, values), self.recipe.precision.compute)
+            return KVCache.empty(layers, rows, self.recipe.precision.compute)
 
-        return jax.jit(make, out_shardings=run_dir)()
+        return jax.jit(make, out_shardings=KVCache(k, v, replicated, replicated))()
 
     def _compiled(self, sampling: Sampling, ends: tuple[int, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """(prefill, decode), each compiled once per number of rows and bucket of lengths."""

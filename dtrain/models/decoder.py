@@ -19,25 +19,25 @@ from dtrain.core.errors import FieldError
 from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, SOURCES, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT, Batch, Example
-from dtrain.models.decoder_layer import GROWTH, WAVES, QueryGrowth, apply, layer, norm, normal
+from dtrain.models.decoder_checks import check
+from dtrain.models.decoder_layer import GROWTH, WAVES, QueryGrowth, apply, kept, layer, norm, normal
+from dtrain.models.delta import Delta
 from dtrain.models.families.tensors import namings
 from dtrain.models.feed_forward import Form, gated
 from dtrain.models.latent import Latent
-from dtrain.models.layer_pattern import SPARSE, LayerKind, expanded
+from dtrain.models.layer_pattern import LayerKind, expanded
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import mean_attended_keys
 from dtrain.models.nn.context import Block, Context, Layers
+from dtrain.models.nn.kv_cache import KeptLayer
 from dtrain.models.nn.model import Declared, Flops, Loss, Model, Structure
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.nn.remat import ON_DEVICE, Remat, Saved
 from dtrain.models.place import Naming
 from dtrain.models.rope import Learned, NoPosition, Rope
-
-PATTERNED = ("window", "global_every", "window_theta")
-"""Settings that `pattern` replaces."""
 
 
 def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tree, tokens: int) -> Flops:
@@ -56,10 +56,11 @@ def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tre
     used = model.vocab * model.width + sum(declare.count(param) * share for param, share in parts)
     frozen = sum(declare.count(param) * share for param, share in parts if not param.trained)
     frozen += 0 if any(param.trained for param in jax.tree.leaves(head)) else model.vocab * model.width
-    keys = sum(mean_attended_keys(length, kind.window) for kind in model.kinds)
+    keys = sum(mean_attended_keys(length, kind.window) for kind in model.kinds if not kind.linear)
     # scores of queries and keys, and sums of values
     sizes = model.head_size + (model.latent.values(model.head_size) if model.latent else model.head_size)
     each = 6 * used - 2 * frozen + 6 * model.heads * sizes * keys
+    each += 6 * sum(model.delta.products for kind in model.kinds if kind.linear and model.delta)
     parameters = "6N" if not frozen else "4N of frozen and 6N of trained parameters"
     return Flops(each * tokens, f"{parameters} and causal attention")
 
@@ -136,6 +137,11 @@ class Decoder(Declared):
     latent: Latent | None = None
     """Keys and values of all heads from one small vector for each token (DeepSeek); `head_dim` counts all values of a
     head of the queries."""
+    attention_gate: bool = False
+    """Multiply the result of each head of attention by the sigmoid of a gate, a matrix product of the layer's input
+    (Qwen 3.5)."""
+    delta: Delta | None = None
+    """Sizes of the layers of `pattern` that have linear attention, by the gated delta rule (Qwen 3.5)."""
     sinks: bool = False
     """Each head has one more key, of a learned score and of value zero (gpt-oss)."""
     tied: bool = False
@@ -192,68 +198,13 @@ class Decoder(Declared):
             raise FieldError("heads", f"heads = {self.heads} does not divide width = {self.width}", "or set head_dim")
         if self.heads % self.groups:
             raise FieldError("kv_heads", f"kv_heads = {self.groups} does not divide heads = {self.heads}")
-        self._check_layers()
+        check(self)
         if self.padded_vocab % (n := self.loss_chunks):
             padded = f", padded to {self.padded_vocab} (pad_vocab)" if self.padded_vocab > self.vocab else ""
             raise FieldError("loss_chunks", f"loss_chunks = {n} does not divide vocab = {self.vocab}{padded}")
         if not isinstance(self.remat, str) and (unread := sorted(set(self.remat) - set(self.saveable))):
             hint = f"save any of {', '.join(self.saveable)}"
             raise FieldError("remat", f"the backward pass of this model does not read {unread[0]}", hint)
-
-    def _check_layers(self) -> None:
-        """FieldError for settings of rotation, windows and kinds of layers that exclude each other."""
-        if self.pattern and (given := [name for name in PATTERNED if getattr(self, name)]):
-            hint = "give each kind of layer its own window"
-            raise FieldError(given[0], f"{given[0]} and pattern exclude each other", hint)
-        if self.pattern and isinstance(self.position, Learned):
-            raise FieldError("pattern", "layers of a model with learned positions have no kinds", "use position rope")
-        if self.global_every and self.window is None:
-            raise FieldError("global_every", f"global_every = {self.global_every}: set window")
-        if self.window_theta and (self.window is None or not isinstance(self.position, Rope) or self.window_theta <= 1):
-            raise FieldError("window_theta", f"window_theta = {self.window_theta}: needs window, rotary positions, > 1")
-        for rope in self.ropes:
-            if (size := rope.rotates(self.turned)) % 2 or not size:
-                what = "is odd" if rope.partial == 1 else f"x position.partial = {rope.partial} is {size}"
-                name = "latent.rotated" if self.latent else "head_dim"
-                raise FieldError(name, f"{name} = {self.turned} {what}; rotary positions rotate pairs")
-        if any(kind.dense for kind in self.pattern) and (not self.experts or self.hidden is None):
-            raise FieldError("pattern", "dense layers are those of a model with experts: set experts and hidden")
-        if self.experts and all(kind.dense for kind in self.round):
-            raise FieldError("pattern", "no layer has experts: leave experts out")
-        self._check_latent()
-        self._check_norms()
-
-    def _check_latent(self) -> None:
-        """FieldError for settings that latent attention does not have."""
-        if self.latent is None:
-            return
-        if self.groups != self.heads:
-            raise FieldError("kv_heads", "latent attention has as many keys and values as heads: leave kv_heads out")
-        if self.latent.rotated >= self.head_size:
-            message = f"latent.rotated = {self.latent.rotated} leaves nothing of head_dim = {self.head_size}"
-            raise FieldError("latent.rotated", message)
-        others = ("qk_norm", "qkv_bias", "qkv_clip", "bias", "query_growth")
-        if given := next((name for name in others if getattr(self, name)), None):
-            raise FieldError(given, f"latent attention has no {given}")
-
-    def _check_norms(self) -> None:
-        """FieldError for settings of normalisations and of attention's scale that exclude each other."""
-        if not (self.pre_norm or self.post_norm):
-            raise FieldError("pre_norm", "pre_norm and post_norm are both false: a layer must be normalised somewhere")
-        if self.attention_multiplier and self.query_pre_attn_scalar:
-            message = "attention_multiplier and query_pre_attn_scalar exclude each other"
-            raise FieldError("attention_multiplier", message)
-        if self.parallel and not self.pre_norm:
-            raise FieldError("parallel", "parallel: attention and the feed-forward layer read what pre_norm normalises")
-        if self.parallel_norms and not self.parallel:
-            raise FieldError("parallel_norms", "parallel_norms is about layers with parallel: true")
-        if not self.norm_scale and (self.norm_bias or self.norm_offset):
-            raise FieldError("norm_scale", "norm_scale: false leaves norm_bias and norm_offset nothing to change")
-        if self.qk_norm_joint and (not self.qk_norm or self.norm != "rms" or self.norm_offset or not self.norm_scale):
-            message = "qk_norm_joint needs qk_norm: true, norm: rms, norm_scale: true and norm_offset: false"
-            raise FieldError("qk_norm_joint", message)
-        if self.qk_norm_rotated and (not self.qk_norm or self.qk_norm_joint):
-            raise FieldError("qk_norm_rotated", "qk_norm_rotated needs qk_norm: true and qk_norm_joint: false")
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -285,12 +236,9 @@ class Decoder(Declared):
         """Values of each head that rotary positions are for."""
         return self.latent.rotated if self.latent else self.head_size
 
-    @property
-    def cached(self) -> tuple[int, int, int]:
-        """What generation keeps of a token in each layer: groups of keys and values, and the sizes of both."""
-        if self.latent:
-            return 1, self.latent.rank + self.latent.rotated, 0
-        return self.groups, self.head_size, self.head_size
+    def kept(self, rows: int, capacity: int) -> tuple[KeptLayer, ...]:
+        """What generation keeps of each layer, for so many rows and tokens of each."""
+        return tuple(kept(self, kind, rows, capacity) for kind in self.kinds)
 
     @property
     def saveable(self) -> tuple[Saved, ...]:
@@ -323,9 +271,10 @@ class Decoder(Declared):
         initial, padded_vocab, width = declare.normal(self.init), self.padded_vocab, self.width
         tree: Tree = {"embed": Param((padded_vocab, width), "vocab embed", initial, unpadded=(self.vocab, width))}
         tree["norm"] = norm(self, self.width, "embed")
-        of = [kind.group for kind in self.kinds]
-        stacks = {name: declare.stacked(layer(self, dense=name != SPARSE), of.count(name)) for name in self.stacks}
-        tree["blocks"] = stacks or declare.stacked(layer(self, dense=not self.experts), self.layers)
+        kinds = {self.group(kind): kind for kind in self.round}
+        of = [self.group(kind) for kind in self.kinds]
+        stacks = {name: declare.stacked(layer(self, kind), of.count(name)) for name, kind in kinds.items()}
+        tree["blocks"] = stacks if self.stacks else next(iter(stacks.values()))
         if isinstance(self.position, Learned):
             # exact: gradients of many tokens are summed in one row
             tree["position"] = Param((self.context, self.width), "_ embed", initial, exact=True)
@@ -383,7 +332,7 @@ class Decoder(Declared):
         shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
         made: dict[LayerKind, Block] = {kind: partial(apply, self, kind) for kind in self.round}
         blocks = [made[kind] for kind in self.round]
-        how = Layers(self.remat, self.unroll, self.stacks and tuple(kind.group for kind in self.round))
+        how = Layers(self.remat, self.unroll, self.stacks and tuple(map(self.group, self.round)))
         x_BTE, sums = ctx.stack(blocks, params["blocks"], x_BTE, shared, how)
         x_BTE = normal(self, ctx.gather(params["norm"]), x_BTE)
         return (x_BTE * self.logit_multiplier if self.logit_multiplier != 1 else x_BTE), sums
@@ -417,16 +366,24 @@ class Decoder(Declared):
         """The kind of each layer."""
         return tuple(islice(cycle(self.round), self.layers))
 
+    def group(self, kind: LayerKind) -> str:
+        """The group of layers whose parameters have the same shapes."""
+        return kind.group(self.experts is not None)
+
     @property
     def stacks(self) -> tuple[str, ...]:
         """The groups of layers whose parameters have different shapes; () if all have the same."""
-        found = tuple(dict.fromkeys(kind.group for kind in self.kinds)) if self.experts else ()
+        found = tuple(dict.fromkeys(map(self.group, self.kinds)))
         return found if len(found) > 1 else ()
+
+    @property
+    def split_rows(self) -> bool:
+        return not any(kind.linear for kind in self.round)
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """The rotations that layers have, each once."""
-        found = [kind.position or self.position for kind in self.round]
+        found = [kind.position or self.position for kind in self.round if not kind.linear]
         return tuple(dict.fromkeys(rope for rope in found if isinstance(rope, Rope)))
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from dtrain.core.types import Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, WEIGHT
+from dtrain.models.delta import CONVOLVED, DELTA
 from dtrain.models.feed_forward import hidden
 from dtrain.models.latent import LATENT
 from dtrain.models.layer_pattern import LayerKind
@@ -19,9 +20,10 @@ from dtrain.models.moe import matrices
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Context
+from dtrain.models.nn.kv_cache import Kept, KeptLayer
 from dtrain.models.nn.layers import added, bias, lift, normalised, scale
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.param import Param, Tree
+from dtrain.models.nn.param import Init, Param, Tree
 from dtrain.models.rope import Rope, rotated
 
 if TYPE_CHECKING:
@@ -48,15 +50,37 @@ class QueryGrowth:
         return 1 + self.rate * jnp.log1p(jnp.floor(position_BT.astype(jnp.float32) / self.original))
 
 
-def layer(model: "Decoder", *, dense: bool) -> Tree:
-    """Parameters of attention, and of a feed-forward layer (`dense`) or a mixture of experts."""
-    width, dim = model.width, model.head_size
+def layer(model: "Decoder", kind: LayerKind) -> Tree:
+    """Parameters of a layer of this kind: of attention or linear attention, and of a feed-forward layer or a mixture
+    of experts."""
+    width = model.width
     inner = declare.normal(model.init)
     outer = declare.normal(model.init / (math.sqrt(2 * model.layers) if model.depth_init else 1))
-    q, kv = ((width, model.heads, dim), "embed heads _"), ((width, model.groups, dim), "embed kv_heads _")
     norms = ("norm1",) if _one_norm(model) else ("norm1", "norm2")
     tree: Tree = {name: norm(model, width, "embed") for name in norms} if model.pre_norm else {}
+    if kind.linear and model.delta:
+        tree[DELTA] = model.delta.params(width, inner, outer)
+    else:
+        tree |= _attention_params(model, inner, outer)
+    if model.experts and not kind.dense:
+        tree["moe"] = model.experts.params(width, model.feed_forward, inner, outer)
+    else:
+        size = model.hidden or 4 * width
+        tree["mlp"] = matrices(width, size, model.feed_forward, inner, outer)
+        if model.bias or model.mlp_bias:
+            inner_biases = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
+            tree["mlp"] |= inner_biases | {"down_bias": bias((width,), "embed")}
+    if model.post_norm:
+        tree |= {"post1": norm(model, width, "embed"), "post2": norm(model, width, "embed")}
+    return tree
+
+
+def _attention_params(model: "Decoder", inner: Init, outer: Init) -> Tree:
+    width, dim, tree = model.width, model.head_size, dict[str, Any]()
+    q, kv = ((width, model.heads, dim), "embed heads _"), ((width, model.groups, dim), "embed kv_heads _")
     projections, values = {"query": q, "key": kv, "value": kv}, dim
+    if model.attention_gate:
+        projections["gate"] = q
     if model.latent:
         tree[LATENT] = model.latent.params(width, model.heads, dim, inner)
         projections = {"query": ((model.latent.query_rank or width, *q[0][1:]), q[1])}
@@ -66,18 +90,10 @@ def layer(model: "Decoder", *, dense: bool) -> Tree:
         if model.bias or model.qkv_bias:
             tree[name]["bias"] = bias(shape[1:], dims.partition(" ")[2])
     tree["out"] = {"weight": Param((model.heads, values, width), "heads _ embed", outer, fan_in=("heads", "_"))}
-    if model.sinks:
-        tree["sink"] = bias((model.heads,), "heads")
-    if model.experts and not dense:
-        tree["moe"] = model.experts.params(width, model.feed_forward, inner, outer)
-    else:
-        size = model.hidden or 4 * width
-        tree["mlp"] = matrices(width, size, model.feed_forward, inner, outer)
-        if model.bias or model.mlp_bias:
-            inner_biases = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
-            tree["mlp"] |= inner_biases | {"down_bias": bias((width,), "embed")}
     if model.bias or model.out_bias:
         tree["out"]["bias"] = bias((width,), "embed")
+    if model.sinks:
+        tree["sink"] = bias((model.heads,), "heads")
     if model.qk_norm_joint:
         tree |= {
             f"{name}_norm": scale(shape[1:], dims.partition(" ")[2])
@@ -85,9 +101,25 @@ def layer(model: "Decoder", *, dense: bool) -> Tree:
         }
     elif model.qk_norm and model.norm_scale:
         tree |= {f"{name}_norm": norm(model, dim, "_")["scale"] for name in ("query", "key")}
-    if model.post_norm:
-        tree |= {"post1": norm(model, width, "embed"), "post2": norm(model, width, "embed")}
     return tree
+
+
+def kept(model: "Decoder", kind: LayerKind, rows: int, capacity: int) -> KeptLayer:
+    """What generation keeps of such a layer for so many rows, and tokens of each."""
+    if kind.linear and (delta := model.delta):
+        keys, values = ("kv_heads", (delta.key_heads, delta.key_dim)), ("heads", (delta.value_heads, delta.value_dim))
+        tokens = {
+            name: Kept((rows, delta.taps - 1, *shape), (None, None, head, None))
+            for name, (head, shape) in zip(CONVOLVED, (keys, keys, values), strict=True)
+        }
+        shared = delta.value_heads // delta.key_heads
+        state = (rows, delta.key_heads, shared, delta.key_dim, delta.value_dim)
+        return tokens, Kept(state, (None, "kv_heads", None, None, None), "float32")
+    groups, heads, sizes = model.groups, "kv_heads", (model.head_size, model.head_size)
+    if model.latent:
+        groups, heads, sizes = 1, None, (model.latent.rank + model.latent.rotated, 0)
+    dims = (None, heads, None, None)
+    return Kept((rows, groups, sizes[0], capacity), dims), Kept((rows, groups, capacity, sizes[1]), dims)
 
 
 def _one_norm(model: "Decoder") -> bool:
@@ -116,7 +148,7 @@ def apply(
 
     input_BTE, first_BTE = x_BTE, before("norm1", x_BTE)
     y_BTE = ctx.scatter(_attention(model, block, ctx.collect(first_BTE), shared, kind, ctx), "heads")
-    y_BTE = added(y_BTE, block["out"]["bias"]) if "bias" in block["out"] else y_BTE
+    y_BTE = added(y_BTE, block["out"]["bias"]) if "bias" in block.get("out", {}) else y_BTE
     x_BTE = x_BTE + after("post1", y_BTE)
     if not _one_norm(model):
         first_BTE = before("norm2", input_BTE if model.parallel else x_BTE)
@@ -127,6 +159,8 @@ def apply(
 def _attention(
     model: "Decoder", block: Tree, y_BTE: jax.Array, shared: Tree, kind: LayerKind, ctx: Context
 ) -> jax.Array:
+    if kind.linear and model.delta:
+        return model.delta.apply(block[DELTA], y_BTE, shared.get(DOCUMENT), model.epsilon, ctx)
     rope = kind.position or model.position
     waves = shared[WAVES][model.ropes.index(rope)] if isinstance(rope, Rope) else None
     if model.latent:
@@ -134,9 +168,11 @@ def _attention(
     together = _split(y_BTE, block, (model.heads, model.groups, model.groups)) if JOINED in block else {}
 
     def project(name: str, heads: str) -> jax.Array:
-        x_BTHD = together[name] if together else matmul(y_BTE, block[name]["weight"], name=name)
+        x_BTHD = together[name] if name in together else matmul(y_BTE, block[name]["weight"], name=name)
         x_BTHD = added(x_BTHD, block[name]["bias"]) if "bias" in block[name] else x_BTHD
         x_BTHD = ctx.shard(x_BTHD, "batch", "length", heads, None)
+        if name == "gate":
+            return x_BTHD
         if name != "value" and model.qk_norm_joint:
             x_BTHD = _joint_norm(model, block[f"{name}_norm"], x_BTHD, heads, ctx)
         elif name != "value" and model.qk_norm and not model.qk_norm_rotated:
@@ -153,6 +189,9 @@ def _attention(
     if GROWTH in shared:
         q_BTHD = (q_BTHD * shared[GROWTH][:, :, None, None]).astype(q_BTHD.dtype)
     y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, _spec(model, kind), shared.get(DOCUMENT), block.get("sink"))
+    if model.attention_gate:
+        gate_BTHD = project("gate", "heads")
+        y_BTHD = (y_BTHD * jax.nn.sigmoid(gate_BTHD.astype(jnp.float32))).astype(y_BTHD.dtype)
     return matmul(y_BTHD, block["out"]["weight"], contract_dims=2, name="out")
 
 
@@ -186,7 +225,7 @@ def joined(block: Tree) -> Tree:
 
     Only for parameters that no device holds a share of: the parts of a share would not be those of the whole.
     """
-    if LATENT in block:
+    if LATENT in block or DELTA in block:
         return block
     block = dict(block)
     weights = [block[name]["weight"] for name in QKV]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from dtrain.core.types import Positive
 from dtrain.models.rope import NoPosition, Rope
 
-DENSE, SPARSE = "dense", "sparse"
+DENSE, SPARSE, FULL, LINEAR = "dense", "sparse", "full", "linear"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,14 @@ class LayerKind:
     dense: bool = False
     """A feed-forward layer of width `model.hidden` in a model whose other layers have experts."""
 
-    @property
-    def group(self) -> str:
-        """Layers of one group have parameters of the same shapes: they are stacked in one array for each."""
-        return DENSE if self.dense else SPARSE
+    linear: bool = False
+    """Linear attention with the sizes of `model.delta` in place of attention (Qwen 3.5)."""
+
+    def group(self, experts: bool) -> str:
+        """Layers of one group have parameters of the same shapes: they are stacked in one array for each. `experts`:
+        whether the model has a mixture of experts."""
+        kind = (DENSE if self.dense else SPARSE) if experts else FULL
+        return kind if not self.linear else f"{LINEAR}_{kind}" if experts else LINEAR
 
 
 def expanded(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:

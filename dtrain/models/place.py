@@ -178,6 +178,30 @@ class Alternating(Place):
 
 
 @dataclass(frozen=True)
+class Channels(Place):
+    """The taps (heads, values, taps) of a convolution of each channel for itself: (channels, 1, taps) there, where
+    several parameters are concatenated by their channels."""
+
+    def shape(self, param: Param) -> tuple[int, ...]:
+        heads, values, taps = param.shape[-3:]
+        return self.total or heads * values, 1, taps
+
+    def _part(self, load: Load, name: str, param: Param, inner: list[slice]) -> np.ndarray:
+        heads, values, taps = inner
+        size = param.shape[-2]
+        channels = slice(self.start + heads.start * size, self.start + heads.stop * size)
+        found = load(name, (channels, slice(0, 1), taps))
+        return found.reshape(heads.stop - heads.start, size, -1)[:, values]
+
+    def write(self, values: np.ndarray, param: Param) -> np.ndarray:
+        return values.reshape(-1, 1, param.shape[-1])
+
+    @property
+    def alone(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
 class Row(Place):
     """A parameter of one dim whose tensor has a dim of size one before it."""
 

@@ -24,15 +24,18 @@ SHOWN = 8
 FURTHER = ".eh_proj.weight"
 """The tensor that joins the embedding of a token with what was predicted before it."""
 UNUSED = re.compile(
-    r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq|num_batches_tracked)$|^(vision_tower|multi_modal_projector)\.|"
+    r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq|num_batches_tracked)$|^(vision_tower|multi_modal_projector|model\.visual)\.|"
     r"^(vit\.)?pooler\.dense\."
 )
 """Tensors in some files that are not parameters of the model: masks and rotary frequencies, which are computed; an
 image encoder beside a decoder; counts of the steps of batch normalisation; a layer after a classifier's token."""
+NESTED = "model.language_model."
+"""What `model.` is where an image encoder is inside `model`, too; the output head has its usual name (Qwen 3.5)."""
 PREFIXES = (
     "",
     "transformer.",
     "language_model.",
+    NESTED,
     "_orig_mod.",
     "module.",
     "_orig_mod.transformer.",
@@ -55,6 +58,13 @@ class Located(NamedTuple):
     """Of the names of all tensors."""
 
 
+def prefixed(prefix: str, name: str) -> str:
+    """The name of a tensor in files whose names have this prefix."""
+    if prefix != NESTED:
+        return f"{prefix}{name}"
+    return f"{prefix}{name.removeprefix('model.')}" if name.startswith("model.") else name
+
+
 def is_published(table: Mapping[str, Place]) -> bool:
     """Whether files have the published names, not dtrain's own."""
     return not any(isinstance(place, Whole) for place in table.values())
@@ -75,9 +85,9 @@ def find_tensors(
     table = tensor_names(tensors, model, ours)
     embed = table["embed"].name if "embed" in table else ""
     anchor = next((place.name for name, place in table.items() if name in ours and "{" not in place.name), "")
-    prefix = next((prefix for prefix in PREFIXES if anchor and f"{prefix}{anchor}" in tensors), "")
+    prefix = next((prefix for prefix in PREFIXES if anchor and prefixed(prefix, anchor) in tensors), "")
     shapes = {
-        f"{prefix}{tensor}": (name, table[name].shape(param))
+        prefixed(prefix, tensor): (name, table[name].shape(param))
         for name, param in ours.items()
         for tensor in table[name].names(param)
     }
@@ -93,7 +103,7 @@ def find_tensors(
     tied_head = {HEAD} if HEAD in tensors and HEAD not in shapes and "embed" in table else set()
     heads = {tensor for tensor, (name, _) in shapes.items() if name.startswith("head")}
     _refuse_unlike(tensors, expected, tied_head | further | (shapes.keys() - expected.keys()), source, heads)
-    if tied_head and not np.array_equal(tensors[HEAD], tensors[f"{prefix}{embed}"]):
+    if tied_head and not np.array_equal(tensors[HEAD], tensors[prefixed(prefix, embed)]):
         raise DataError(
             f"{source}: {HEAD} differs from the embedding, but the recipe has model.tied: true", "set model.tied: false"
         )
@@ -113,7 +123,7 @@ def read(
     to be quantised become so on the host: an accelerator never holds their values in full."""
 
     def load(tensor: str, index: tuple[slice, ...]) -> np.ndarray:
-        return tensors.part(f"{where.prefix}{tensor}", index)
+        return tensors.part(prefixed(where.prefix, tensor), index)
 
     def leaf(name: str, like: Any) -> Any:
         place, param = where.table[name], ours[name]
@@ -186,9 +196,9 @@ def tensor_names(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Map
         return own_names(ours)
     embed = table["embed"].name if "embed" in table else ""
     expected = "GPT-2" if embed.endswith(EMBEDDINGS["GPT-2"]) else "Llama"
-    there = any(f"{prefix}{embed}" in tensors for prefix in PREFIXES)
+    there = any(prefixed(prefix, embed) in tensors for prefix in PREFIXES)
     for family, name in EMBEDDINGS.items():
-        if embed and not there and family != expected and any(f"{prefix}{name}" in tensors for prefix in PREFIXES):
+        if embed and not there and family != expected and any(prefixed(prefix, name) in tensors for prefix in PREFIXES):
             own_family = best.family if best.family not in ("llama", "gpt2") else expected
             message = f"the file has the parameter names of {family}; the recipe's model has those of {own_family}"
             raise DataError(message, f"start from a recipe for a {family} model: `dtrain recipes presets`")
@@ -202,7 +212,7 @@ def _present(tensors: Tensors, naming: Naming, ours: Mapping[str, Param]) -> dic
         for ours_name, param in ours.items()
         if (place := naming.places.get(ours_name))
         for prefix in PREFIXES
-        if (name := f"{prefix}{place.names(param)[0]}") in tensors
+        if (name := prefixed(prefix, place.names(param)[0])) in tensors
     }
 
 

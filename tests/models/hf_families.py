@@ -9,6 +9,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_fr
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LATENT = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
           "num_key_value_heads": 4}  # fmt: skip
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
+         "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3}  # fmt: skip
 GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": 96}
 OTHER_GPT = {"n_embd": 48, "n_layer": 2, "n_head": 6, "n_inner": 40, "vocab_size": 97}
 OTHER = {
@@ -98,6 +100,10 @@ FAMILIES = {
         "num_local_experts": 4, "num_experts_per_tok": 2, "attention_multiplier": 0.2, "sliding_window": 8,
         "shared_intermediate_size": 0, "layer_rope_theta": [0, 5e4, 1e4, 1e4]}),
     "ernie45-moe": ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24}),
+    "qwen35": ("qwen3_5_text", DELTA | {"head_dim": 16}),
+    "qwen35-moe": ("qwen3_5_moe_text", DELTA | {
+        "head_dim": 24, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40}),
     "hy-v3": ("hy_v3", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}),
     "jais2": ("jais2", {}),
     "granite-swa": ("granite_swa", {"sliding_window": 8, "attention_multiplier": 0.2,

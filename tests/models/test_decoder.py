@@ -13,6 +13,8 @@ from dtrain.checkpoint.tensors import opened
 from dtrain.core.errors import FieldError
 from dtrain.data.batch import Feature
 from dtrain.models.decoder import Decoder
+from dtrain.models.delta import Delta
+from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import Experts
 from dtrain.models.nn.kv_cache import CachedContext, KVCache
 from dtrain.models.nn.param import initial
@@ -24,6 +26,7 @@ from tests.conftest import SHARED
 from tests.engines import DECODER, LANGUAGE_MODELS, LENGTH, loss_alone, places_in, random_batch
 from tests.train.test_import_run import read_tree
 
+DELTA = Delta(key_heads=2, value_heads=4, key_dim=4, value_dim=4)
 LLAMA = Decoder(vocab=256, context=128, layers=2, width=64, heads=4, kv_heads=2, head_dim=16, hidden=128, epsilon=1e-6)
 PUBLISHED = {
     "llama": LLAMA,
@@ -38,8 +41,8 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-EVERY_KIND = [name if name == "llama" else pytest.param(name, marks=pytest.mark.nightly) for name in LANGUAGE_MODELS]
-IN_CI = ("llama", "deepseek_v3", "gpt_oss")
+ALWAYS, IN_CI = ("llama", "qwen3_5"), ("llama", "qwen3_5", "deepseek_v3", "gpt_oss")
+EVERY_KIND = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.nightly) for name in LANGUAGE_MODELS]
 CACHED = [name if name in IN_CI else pytest.param(name, marks=pytest.mark.nightly) for name in LANGUAGE_MODELS]
 
 
@@ -129,8 +132,9 @@ def test_no_token_attends_to_a_later_one_or_another_document(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_packed_document_gives_the_logits_of_the_document_alone() -> None:
-    model = DECODER
+@pytest.mark.parametrize("name", ALWAYS)
+def test_a_packed_document_gives_the_logits_of_the_document_alone(name: str) -> None:
+    model = LANGUAGE_MODELS[name]
     params, batch = initial_state(model), random_batch(model, 1)
     packed = logits_of(model, params, batch["token"], document=batch["document"], position=batch["position"])
     for number in np.unique(batch["document"]):
@@ -198,8 +202,7 @@ def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) ->
     model = LANGUAGE_MODELS[name]
     params, token = initial_state(model), random_batch(model, 2)["token"]
     whole = logits_of(model, params, token)
-    groups, *sizes = model.cached
-    cache = KVCache.empty(model.layers, (2, groups, LENGTH), (sizes[0], sizes[1]), "float32")
+    cache = KVCache.empty(model.kept(2, LENGTH), 2, "float32")
 
     @jax.jit
     def step(cache: KVCache, token: jax.Array) -> tuple[jax.Array, KVCache]:
@@ -213,6 +216,28 @@ def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) ->
         logits, cache = step(cache, token[:, start:end])
         found.append(logits)
     np.testing.assert_allclose(np.concatenate(found, 1), whole, atol=3e-5)
+
+
+@pytest.mark.slow
+def test_rows_of_several_lengths_are_continued_as_each_alone() -> None:
+    """Shorter rows begin with empty slots, which change no state of linear attention."""
+    model = LANGUAGE_MODELS["qwen3_5"]
+    params, token = initial_state(model), np.array(random_batch(model, 1)["token"][0, :9])
+    rows = np.stack([token, np.concatenate([[7, 7, 7], token[:6]])])  # the second has three empty slots
+
+    @jax.jit
+    def step(cache: KVCache, token: jax.Array) -> tuple[jax.Array, KVCache]:
+        ctx = CachedContext(cache=cache)
+        batch = {"token": token, "position": ctx.positions(token.shape[1])}
+        x, _ = model.activations(params, batch, jnp.ones(token.shape), ctx)
+        return model.head.logits(x[:, -1:], model.unembedding(params), "float32"), ctx.grown[-1]
+
+    cache = dataclasses.replace(KVCache.empty(model.kept(2, LENGTH), 2, "float32"), pad_B=jnp.array([0, 3]))
+    first, cache = step(cache, rows)
+    second, _ = step(cache, np.array([[11], [12]]))
+    for row, own in enumerate((token, token[:6])):
+        alone = logits_of(model, params, np.append(own, 11 + row)[None])[0, -2:]
+        np.testing.assert_allclose(np.stack([first[row, 0], second[row, 0]]), alone, atol=3e-5)
 
 
 @pytest.mark.parametrize(("preset", "published"), [("mixtral-8x7b", 0.02), ("qwen3-30b-a3b", 0.001)])
@@ -253,6 +278,13 @@ def test_impossible_fields_are_refused() -> None:
         ({"window_theta": 100.0}, "window_theta = 100.0: needs window"),
         ({"pre_norm": False}, "a layer must be normalised somewhere"),
         ({"qk_norm_joint": True}, "qk_norm_joint needs qk_norm"),
+        ({"pattern": (LayerKind(linear=True),)}, "set the sizes of their heads in model.delta"),
+        ({"delta": DELTA}, "no layer of model.pattern is linear"),
+        ({"delta": DELTA, "pattern": (LayerKind(linear=True, window=4),)}, "neither a window nor rotary positions"),
+        (
+            {"delta": dataclasses.replace(DELTA, value_heads=3), "pattern": (LayerKind(linear=True),)},
+            "key_heads = 2 does not divide value_heads = 3",
+        ),
     ):
         with pytest.raises(FieldError, match=message):
             Decoder(**(good | wrong))

@@ -40,6 +40,9 @@ pytestmark = [
 SCRIPT = Path(__file__).with_name("hf_reference.py")
 SOME = ("cohere2", "deepseek-v3", "glm4", "gpt-oss", "granite", "ministral3")
 """Families that have between them what the others do not: in every change; the rest at night."""
+RECURRENT = 1e-4, 5e-4
+"""The tolerances of logits and gradients, in place of 1e-5, of layers whose small results are normalised: of models
+with small parameters, transformers' logits in float32 are up to 1.4e-4 from its own in float64, as dtrain's are."""
 MESHES = ["data: 8", "data: 1, fsdp: 4, tensor: 2", "data: 1, tensor: 2, fsdp: 2, expert: 2"]
 
 
@@ -82,7 +85,7 @@ def test_every_family_gives_the_published_logits_both_ways(
         import_published(published / name, name, [mesh], None, Path("runs"), lambda _: None)
         run = loaded(name)
         wanted = np.load(published / name / "logits.npy")
-        most = 1e-5 * max(np.abs(wanted).max(), 1)
+        most = (RECURRENT[0] if run.recipe.model.delta else 1e-5) * max(np.abs(wanted).max(), 1)
         np.testing.assert_allclose(logits(run, tokens), wanted, atol=most, rtol=0, err_msg=name)
         lines = export(run, Path("out") / name)
         assert "ForCausalLM" in lines[1] or "LMHeadModel" in lines[1]
@@ -121,8 +124,9 @@ def test_logits_loss_and_gradients_are_the_published_ones(
     import_published(folder, name, [], None, Path("runs"), lambda _: None)
     run = loaded(name)
     wanted = np.load(folder / "logits.npy")
-    np.testing.assert_allclose(logits(run, token_BT), wanted, atol=1e-5 * max(np.abs(wanted).max(), 1), rtol=0)
     model: Any = run.recipe.model
+    tolerance, of_gradients = RECURRENT if model.delta else (1e-5, 1e-5)
+    np.testing.assert_allclose(logits(run, token_BT), wanted, atol=tolerance * max(np.abs(wanted).max(), 1), rtol=0)
     target_BT = np.concatenate([token_BT[:, 1:], np.full((len(token_BT), 1), -1)], 1)
     batch = {"token": jnp.asarray(token_BT, jnp.int32), "target": jnp.asarray(target_BT, jnp.int32)}
     if model.experts:  # the losses of the router are dtrain's own
@@ -145,7 +149,7 @@ def test_logits_loss_and_gradients_are_the_published_ones(
         size = max(
             float(np.linalg.norm(expected[path])), 1e-2 * most
         )  # that of a bias of keys is zero but for rounding
-        assert float(np.linalg.norm(found - expected[path])) < 1e-5 * size, path
+        assert float(np.linalg.norm(found - expected[path])) < of_gradients * size, path
 
 
 @pytest.mark.nightly

@@ -47,17 +47,23 @@ OPTIMIZERS["adafactor"] = Adafactor(lr=1e-3, decay=0.1, factor_from=8)
 
 
 EVERY_OTHER = [model for model in LANGUAGE_MODELS if model != "mixtral"]
+MESHES_OF = {"qwen3_5": ("data-fsdp-tensor", "pipeline-fsdp")}
+"""Of models that need whole rows."""
 LANGUAGE_CASES = [
     (model, engine, mesh, 1)
     for model, mesh in [
         *(("mixtral", mesh) for mesh in AXIS_MESHES),
-        *((model, mesh) for model in EVERY_OTHER for mesh in ("data-fsdp-tensor", "sequence-tensor")),
+        *(
+            (model, mesh)
+            for model in EVERY_OTHER
+            for mesh in MESHES_OF.get(model, ("data-fsdp-tensor", "sequence-tensor"))
+        ),
     ]
     for engine in ("jit", "shard_map")
 ]
 LANGUAGE_CASES += [("llama", "shard_map", mesh, 2) for mesh in ("fsdp-sequence", "pipeline-fsdp")]
 ALWAYS = [("llama", "shard_map", "sequence-tensor", 1), ("llama", "shard_map", "pipeline-fsdp", 2)]
-ALWAYS += [("gpt_oss", "shard_map", "data-fsdp-tensor", 1)]
+ALWAYS += [("gpt_oss", "shard_map", "data-fsdp-tensor", 1), ("qwen3_5", "shard_map", "data-fsdp-tensor", 1)]
 IN_CI = covering(CASES, also=QUICK) | covering(LANGUAGE_CASES, values=1, also=ALWAYS)
 """All pairs of a model for images, an engine, a mesh and a number of microbatches, and each model, engine and mesh for
 tokens; the full products at night."""

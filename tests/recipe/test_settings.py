@@ -16,6 +16,7 @@ from dtrain.data.batch import Feature
 from dtrain.data.pixels import Pixels
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import QueryGrowth
+from dtrain.models.delta import Delta
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.mlp import MLP
@@ -31,6 +32,8 @@ from dtrain.train.progress import Improvement
 from tests.engines import MEMBERS, random_batch
 
 TINY = {"vocab": 12, "context": 16, "layers": 2, "width": 16, "heads": 2, "hidden": 24}
+DELTA = Delta(key_heads=2, value_heads=4, key_dim=4, value_dim=4)
+LINEAR = {"delta": DELTA, "pattern": (LayerKind(linear=True), LayerKind())}
 MOE = Experts(count=4, active=2, hidden=8, z_loss=1e-3)
 OTHERS: dict[str, dict[str, Any]] = {
     "Decoder": {
@@ -39,7 +42,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "attention_softcap": 5.0, "logit_softcap": 5.0, "z_loss": 0.1, "unroll": 2, "loss_chunks": 4, "pad_vocab": 5,
         "query_pre_attn_scalar": 3.0, "window_theta": 50.0, "pattern": (LayerKind(window=4), LayerKind()),
         "qkv_clip": 0.5, "attention_multiplier": 0.7, "query_growth": QueryGrowth(rate=0.5, original=4),
-        "latent": Latent(rank=4, rotated=4),
+        "latent": Latent(rank=4, rotated=4), "delta": dataclasses.replace(DELTA, taps=2),
     },
     "Latent": {"query_rank": 6, "rotated": 2, "value_dim": 6, "epsilon": 0.1},
     "Experts": {
@@ -77,6 +80,7 @@ BASES: dict[str, Any] = {
     "Yarn": Yarn(factor=4.0, original=100_000),
     "Latent": Latent(rank=4, rotated=4),
     "LayerKind": LayerKind(window=4),
+    "Delta": DELTA,
     "QueryGrowth": QueryGrowth(rate=0.5, original=4),
 }
 BASES |= {type(model).__name__: model for model in MEMBERS if not isinstance(model, Decoder)}
@@ -95,6 +99,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "window_theta": {"window": 4}, "pre_norm": {"post_norm": True}, "qk_norm_joint": {"qk_norm": True},
     "qk_norm_rotated": {"qk_norm": True}, "shared_gate": {"shared": 1}, "active_groups": {"groups": 2},
     "parallel_norms": {"parallel": True}, "shared_hidden": {"shared": 1}, "group_by": {"groups": 2},
+    "delta": LINEAR, "linear": {"window": None},
 }  # fmt: skip
 """Other fields that a field needs to have an effect."""
 
@@ -149,11 +154,11 @@ def changed(section: Any, field: str, value: Any) -> tuple[Any, Any]:
 
 def whole(name: str, part: Any) -> Any:
     """A model that contains the part."""
-    if isinstance(part, Experts):
-        return Decoder(**TINY, experts=part)
+    if isinstance(part, Experts | Delta):
+        return Decoder(**TINY, **({"experts": part} if isinstance(part, Experts) else LINEAR | {"delta": part}))
     if isinstance(part, LayerKind):  # a layer beside one that has nothing
         tiny = TINY | {"layers": 3}
-        return Decoder(**tiny, experts=MOE, pattern=(part, LayerKind()))
+        return Decoder(**tiny, experts=MOE, pattern=(part, LayerKind()), delta=DELTA if part.linear else None)
     if isinstance(part, Latent):
         return Decoder(**TINY, latent=part)
     if isinstance(part, QueryGrowth):

@@ -25,6 +25,18 @@ GEMMA3: JsonObject = {
     "num_hidden_layers": 26, "num_attention_heads": 8,
 }  # fmt: skip
 """What the `text_config` of Gemma 3 with images may leave out."""
+WITH_IMAGES: dict[str, JsonObject] = {
+    "gemma3": GEMMA3,
+    "qwen3_5": {
+        "model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288,
+        "num_hidden_layers": 32, "num_attention_heads": 16,
+    },
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe_text", "vocab_size": 248_320, "hidden_size": 2048, "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+    },
+}  # fmt: skip
+"""Types of decoders with an image encoder, which is not read, and what their `text_config` may leave out."""
 SAME = {"kimi_k2": "deepseek_v3"}
 """Types whose fields and tensors are those of another."""
 _LATENT = "latent attention"
@@ -34,7 +46,7 @@ NEEDS: dict[str, str] = {
     "longcat_flash": f"{_LATENT} with experts beside it",
     "mistral4": f"{_LATENT} with queries that grow with their position",
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), f"{_LATENT} with a sparse index"),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"), _DELTA),
+    "qwen3_next": _DELTA,
     **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), "short convolutions"),
     **dict.fromkeys(("mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"),
@@ -54,8 +66,8 @@ def published_model(config: JsonObject, context: int, path: Path) -> Published:
 
     Raises DataError if its architecture is not supported, or a field is missing or has an impossible value.
     """
-    if config["model_type"] == "gemma3" and isinstance(config.get("text_config"), dict):  # with an image encoder
-        config = GEMMA3 | config["text_config"]
+    if config["model_type"] in WITH_IMAGES and isinstance(text := config.get("text_config"), dict):
+        config = WITH_IMAGES[config["model_type"]] | text
     kind = SAME.get(str(config["model_type"]), str(config["model_type"]))
     if kind not in FAMILIES:
         classes = config.get("architectures")

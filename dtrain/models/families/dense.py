@@ -7,6 +7,7 @@ the first that computes the same.
 from typing import TYPE_CHECKING
 
 from dtrain.core.types import JsonObject
+from dtrain.models.families.delta import QWEN3_5
 from dtrain.models.families.family import Family, whole_heads
 from dtrain.models.families.fields import Fields
 from dtrain.models.families.latent import latent, latent_rope
@@ -317,6 +318,9 @@ DENSE: dict[str, Family] = {
         (*sizes(epsilon=("layer_norm_eps", 1e-5), act="relu2", acts=UNGATED), rope(), LAYER_NORM,
          biases(qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mlp_bias=("mlp_bias", True)),
          dense()),
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3_5ForCausalLM", (*sizes(kv_heads=4, head_dim=256), *QWEN3_5, dense()), "qwen3_5",
     ),
     "granite_swa": Family(
         "GraniteSWAForCausalLM",

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dtrain.core.types import JsonObject
+from dtrain.models.families.delta import QWEN3_5
 from dtrain.models.families.dense import (
     ATTENTION,
     ATTENTION_BIASES,
@@ -258,6 +259,15 @@ SPARSE: dict[str, Family] = {
                  {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2},
                  bias=True)),
         "ernie4_5_moe", opens=whole_heads,
+    ),
+    "qwen3_5_moe_text": Family(
+        "Qwen3_5MoeForCausalLM",
+        (*sizes(kv_heads=2, head_dim=256), *QWEN3_5,
+         experts({ours: theirs for ours, theirs in QWEN_EXPERTS.items() if ours != "renormalise"}
+                 | {"shared": "shared_expert_intermediate_size"},
+                 {"moe_intermediate_size": 512, "num_experts_per_tok": 8, "num_experts": 256,
+                  "shared_expert_intermediate_size": 512}, shared_gate=True)),
+        "qwen3_5_moe",
     ),
     "hy_v3": Family(
         "HYV3ForCausalLM",

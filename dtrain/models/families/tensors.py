@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from dtrain.models.delta import Delta
 from dtrain.models.families.older_names import LEARNED, ROTARY, SCALE_AND_BIAS
 from dtrain.models.nn.param import paths
-from dtrain.models.place import Alternating, Naming, Place, Row
+from dtrain.models.place import Alternating, Channels, Naming, Place, Row
 from dtrain.models.rope import Learned
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _stacks(model: "Decoder", names: dict[str, Place]) -> dict[str, Place]:
         return names
     found = {name: place for name, place in names.items() if not name.startswith(prefix)}
     for stack in model.stacks:
-        own = tuple(number for number, kind in enumerate(model.kinds) if kind.group == stack)
+        own = tuple(number for number, kind in enumerate(model.kinds) if model.group(kind) == stack)
         for name, place in names.items():
             if name.startswith(prefix):
                 found[f"{prefix}{stack}.{name.removeprefix(prefix)}"] = replace(place, numbers=own)
@@ -63,8 +64,12 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
     gate = {"blocks.moe.shared_gate": Place(f"{LAYER}mlp.shared_expert_gate.weight", transposed=True)}
     router = {"blocks.moe.router": Place(f"{LAYER}mlp.gate.wg.weight", transposed=True)}
     statics = {"blocks.moe.bias": Row(f"{LAYER}mlp.moe_statics.e_score_correction_bias")}
+    qwen_experts = _together(f"{LAYER}mlp.experts.gate_up_proj", f"{LAYER}mlp.experts.down_proj",
+                             run=model.experts.hidden if model.experts else 1, transposed=True)  # fmt: skip
+    qwen_experts["blocks.moe.router"] = Place(f"{LAYER}mlp.gate.weight", transposed=True)
     gated_router = {"blocks.moe.router": Place(f"{LAYER}mlp.router.gate.weight", transposed=True)}
     gated_router |= {"blocks.moe.bias": Place(f"{LAYER}mlp.expert_bias")}
+    delta = usual | (_delta(model.delta) if model.delta else {}) | _gated_queries(model.head_size)
     no_qk_norms = {name: place for name, place in usual.items() if not name.endswith(("query_norm", "key_norm"))}
     tables = {
         "llama": usual,
@@ -86,6 +91,9 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
         "granitemoe": usual | _granite_experts(model, "router.layer", "input_linear.weight", "output_linear.weight"),
         "granitemoe_swa": usual | _granite_experts(model, "router", "experts.gate_up_proj", "experts.down_proj"),
         "ernie4_5_moe": usual | plain_experts | _shared("shared_experts") | statics,
+        "qwen3_5": delta,
+        "qwen3_5_moe": delta | plain_experts | _shared("shared_expert") | gate,
+        "qwen3_5_moe_joint": delta | _shared("shared_expert") | gate | qwen_experts,
         "hy_v3": usual | plain_experts | _shared("shared_mlp") | gated_router,
     }
     if model.qk_norm_rotated:  # no other families have such norms
@@ -117,6 +125,31 @@ def _latent(model: "Decoder") -> dict[str, Place]:
     found |= {f"{own}.{ours}": Place(f"{attention}{theirs}.weight") for ours, theirs in scales.items()}
     if model.latent and model.latent.query_rank:
         found["blocks.query.weight"] = Place(f"{attention}q_b_proj.weight", transposed=True)
+    return found
+
+
+def _delta(delta: Delta) -> dict[str, Place]:
+    """Linear attention by the gated delta rule: queries, keys and values share a matrix, and their taps a tensor."""
+    own, there = "blocks.delta.", f"{LAYER}linear_attn."
+    names = {"gate": "in_proj_z", "strength": "in_proj_b", "decay": "in_proj_a", "out": "out_proj"}
+    found = {f"{own}{ours}": Place(f"{there}{theirs}.weight", transposed=True) for ours, theirs in names.items()}
+    names = {"rate": "A_log", "shift": "dt_bias", "scale": "norm.weight"}
+    found |= {f"{own}{ours}": Place(f"{there}{theirs}") for ours, theirs in names.items()}
+    keys, values = delta.key_heads * delta.key_dim, delta.value_heads * delta.value_dim
+    found |= _fused("linear_attn.in_proj_qkv", [f"delta.{name}" for name in QKV], [keys, keys, values])
+    for name, start in zip(QKV, (0, keys, 2 * keys), strict=True):
+        taps = Channels(f"{there}conv1d.weight", transposed=True, start=start, total=2 * keys + values)
+        found[f"{own}{name}_taps"] = taps
+    return found
+
+
+def _gated_queries(head_size: int) -> dict[str, Place]:
+    """Each head of the queries, followed by its gate."""
+    tensor, found = f"{LAYER}self_attn.q_proj", dict[str, Place]()
+    for part, name in enumerate(("query", "gate")):
+        how: dict[str, Any] = {"parts": 2, "part": part, "run": head_size}
+        found[f"blocks.{name}.weight"] = Alternating(f"{tensor}.weight", transposed=True, **how)
+        found[f"blocks.{name}.bias"] = Alternating(f"{tensor}.bias", **how)
     return found
 
 

@@ -180,6 +180,20 @@ class Context(Protocol):
         """
         ...
 
+    def preceding(self, x: jax.Array, count: int, name: str) -> jax.Array:
+        """x (B, T, ...) with the `count` tokens before it: (B, count + T, ...). Inside a layer, for whole rows.
+
+        They are zeros; in generation those that the layer was given under this name before. No communication.
+        """
+        ...
+
+    def recurrent(self, step: Callable[[jax.Array], tuple[jax.Array, jax.Array]], state: jax.Array) -> jax.Array:
+        """The first result of `step`: state → (activations, state after the last token). Inside a layer, once.
+
+        The state is the one given; in generation that after the layer's earlier tokens. No communication.
+        """
+        ...
+
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:

@@ -1,10 +1,12 @@
-"""The verbs about the examples of a step, which all contexts share: random keys, sums and gathers over examples."""
+"""The verbs that all contexts share: random keys, sums and gathers over examples, and what a row has before it."""
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from dtrain.core.errors import RecipeError
@@ -39,6 +41,13 @@ class ExampleVerbs:
     def example_axes(self) -> tuple[str, ...]:
         """The mesh axes that split the examples, where collectives are explicit."""
         return ()
+
+    def preceding(self, x: jax.Array, count: int, name: str) -> jax.Array:
+        del name
+        return jnp.pad(x, ((0, 0), (count, 0), *[(0, 0)] * (x.ndim - 2)))
+
+    def recurrent(self, step: Callable[[jax.Array], tuple[jax.Array, jax.Array]], state: jax.Array) -> jax.Array:
+        return step(state)[0]
 
     def keys(self, batch: Batch, name: str = "") -> jax.Array:
         if ROW not in batch:

@@ -4,10 +4,11 @@ Dims: B rows, T new tokens, C capacity of the cache in tokens, G key-value heads
 D head dim.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +22,45 @@ from dtrain.models.nn.single_device import SingleDeviceContext
 @partial(jax.tree_util.register_dataclass, data_fields=["k", "v", "used", "pad_B"], meta_fields=[])
 @dataclass(frozen=True)
 class KVCache:
-    """Keys (B, G, D, C) and values (B, G, C, D) of the tokens so far, one array for each layer, changed in place.
+    """Keys (B, G, D, C) and values (B, G, C, D) of the tokens so far, one array for each layer, changed in place. A
+    layer of linear attention has its last tokens {name: (B, count, ...)} and its state in their places.
 
     All rows fill the same number of slots, `used`, int32 (). Shorter ones begin with `pad_B` empty slots, int32 (B,):
     slot c has the token at position c - pad.
     """
 
-    k: tuple[jax.Array, ...]
-    v: tuple[jax.Array, ...]
+    k: tuple[Any, ...]
+    v: tuple[Any, ...]
     used: jax.Array
     pad_B: jax.Array
 
     @classmethod
-    def empty(cls, layers: int, shape: tuple[int, int, int], sizes: tuple[int, int], dtype: str) -> "KVCache":
-        """An empty cache for (B, G, C) keys and values of these sizes in each layer."""
-        rows, groups, capacity = shape
-        k = tuple(jnp.zeros((rows, groups, sizes[0], capacity), dtype) for _ in range(layers))
-        v = tuple(jnp.zeros((rows, groups, capacity, sizes[1]), dtype) for _ in range(layers))
+    def empty(cls, layers: Sequence["KeptLayer"], rows: int, dtype: str) -> "KVCache":
+        """An empty cache for so many rows."""
+
+        def zeros(kept: Tree) -> Tree:
+            return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype or dtype), kept, is_leaf=is_kept)
+
+        k, v = (tuple(zeros(layer[part]) for layer in layers) for part in range(2))
         return cls(k, v, jnp.zeros((), jnp.int32), jnp.zeros(rows, jnp.int32))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An array that generation keeps of a layer: its shape, the name of each dim, its dtype if not that of keys."""
+
+    shape: tuple[int, ...]
+    dims: tuple[str | None, ...]
+    dtype: str = ""
+
+
+KeptLayer = tuple[Tree, Tree]
+"""What is kept of a layer, each `Kept`: keys and values; or, of linear attention, tokens by name, and the state."""
+
+
+def is_kept(x: object) -> bool:
+    """Whether this leaf declares an array of the cache."""
+    return isinstance(x, Kept)
 
 
 @dataclass(frozen=True)
@@ -48,6 +70,9 @@ class CachedContext(SingleDeviceContext):
     cache: KVCache | None = None
     """Inside `stack` that of one layer."""
     grown: list[KVCache] = field(default_factory=list)
+    k: dict[str, Any] = field(default_factory=dict)
+    v: list[Any] = field(default_factory=list)
+    """Of one layer what is kept for the tokens that follow: keys, under "", or tokens by name; values or the state."""
 
     @property
     def _cache(self) -> KVCache:
@@ -87,13 +112,28 @@ class CachedContext(SingleDeviceContext):
         k_BGDT, v_BGTD = k_BTGD.transpose(0, 2, 3, 1), v_BTGD.transpose(0, 2, 1, 3)
         k_BGDC = jax.lax.dynamic_update_slice(cache.k[0], k_BGDT.astype(cache.k[0].dtype), (0, 0, 0, cache.used))
         v_BGCD = jax.lax.dynamic_update_slice(cache.v[0], v_BGTD.astype(cache.v[0].dtype), (0, 0, cache.used, 0))
-        self.grown.append(replace(cache, k=(k_BGDC,), v=(v_BGCD,)))
+        self.k[""] = k_BGDC
+        self.v.append(v_BGCD)
 
         def chunk(part: tuple[jax.Array, jax.Array]) -> jax.Array:
             values = jnp.swapaxes(k_BGDC[:, :, : spec.values_in_keys], 2, 3) if spec.values_in_keys else v_BGCD
             return _attention(part[0], k_BGDC, values, spec, part[1], cache.pad_B, sink_H).astype(q_BTHD.dtype)
 
         return in_chunks(chunk, (q_BTHD, self.positions(q_BTHD.shape[1])), q_BTHD.shape[1])
+
+    def preceding(self, x: jax.Array, count: int, name: str) -> jax.Array:
+        """Of the empty slots at the beginning of shorter rows, x is zero."""
+        slot_T = self._cache.used + jnp.arange(x.shape[1], dtype=jnp.int32)
+        real_BT = slot_T[None] >= self._cache.pad_B[:, None]
+        x = jnp.where(real_BT.reshape(*real_BT.shape, *[1] * (x.ndim - 2)), x, 0)
+        x = jnp.concatenate([self._cache.k[0][name].astype(x.dtype), x], 1)
+        self.k[name] = x[:, x.shape[1] - count :].astype(self._cache.k[0][name].dtype)
+        return x
+
+    def recurrent(self, step: Callable[[jax.Array], tuple[jax.Array, jax.Array]], state: jax.Array) -> jax.Array:
+        out, state = step(self._cache.v[0])
+        self.v.append(state)
+        return out
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
@@ -104,9 +144,9 @@ class CachedContext(SingleDeviceContext):
         inside = []
         for number, layer in enumerate(layers):
             own = replace(cache, k=(cache.k[number],), v=(cache.v[number],))
-            inside.append(replace(self, cache=own, grown=[]))
+            inside.append(replace(self, cache=own, grown=[], k={}, v=[]))
             x, _ = blocks[number % len(blocks)](layer, x, shared, inside[-1])
-        k, v = (tuple(getattr(ctx.grown[0], name)[0] for ctx in inside) for name in ("k", "v"))
+        k, v = (tuple(ctx.k.get("", ctx.k) for ctx in inside), tuple(ctx.v[0] for ctx in inside))
         self.grown.append(replace(cache, k=k, v=v, used=cache.used + x.shape[1]))
         return x, {}
 

@@ -1,0 +1,88 @@
+"""Checks of a decoder's settings: which of them exclude each other."""
+
+from typing import TYPE_CHECKING
+
+from dtrain.core.errors import FieldError
+from dtrain.models.rope import Learned, Rope
+
+if TYPE_CHECKING:
+    from dtrain.models.decoder import Decoder
+
+PATTERNED = ("window", "global_every", "window_theta")
+"""Settings that `pattern` replaces."""
+
+
+def check(model: "Decoder") -> None:
+    """FieldError for settings of rotation, windows and kinds of layers that exclude each other."""
+    if model.pattern and (given := [name for name in PATTERNED if getattr(model, name)]):
+        hint = "give each kind of layer its own window"
+        raise FieldError(given[0], f"{given[0]} and pattern exclude each other", hint)
+    if model.pattern and isinstance(model.position, Learned):
+        raise FieldError("pattern", "layers of a model with learned positions have no kinds", "use position rope")
+    if model.global_every and model.window is None:
+        raise FieldError("global_every", f"global_every = {model.global_every}: set window")
+    if model.window_theta and (model.window is None or not isinstance(model.position, Rope) or model.window_theta <= 1):
+        raise FieldError("window_theta", f"window_theta = {model.window_theta}: needs window, rotary positions, > 1")
+    for rope in model.ropes:
+        if (size := rope.rotates(model.turned)) % 2 or not size:
+            what = "is odd" if rope.partial == 1 else f"x position.partial = {rope.partial} is {size}"
+            name = "latent.rotated" if model.latent else "head_dim"
+            raise FieldError(name, f"{name} = {model.turned} {what}; rotary positions rotate pairs")
+    if any(kind.dense for kind in model.pattern) and (not model.experts or model.hidden is None):
+        raise FieldError("pattern", "dense layers are those of a model with experts: set experts and hidden")
+    if model.experts and all(kind.dense for kind in model.round):
+        raise FieldError("pattern", "no layer has experts: leave experts out")
+    _check_delta(model)
+    _check_latent(model)
+    _check_norms(model)
+
+
+def _check_delta(model: "Decoder") -> None:
+    """FieldError for settings of linear attention that do not fit together."""
+    linear = [kind for kind in model.pattern if kind.linear]
+    if linear and model.delta is None:
+        raise FieldError("pattern", "layers are linear: set the sizes of their heads in model.delta")
+    if model.delta is None:
+        return
+    if not linear:
+        hint = "give some of the layers linear: true, as in pattern: [{count: 3, linear: true}, {}]"
+        raise FieldError("delta", "no layer of model.pattern is linear", hint)
+    if any(kind.window or kind.position for kind in linear):
+        raise FieldError("pattern", "linear layers have neither a window nor rotary positions")
+    if model.delta.value_heads % model.delta.key_heads:
+        message = f"key_heads = {model.delta.key_heads} does not divide value_heads = {model.delta.value_heads}"
+        raise FieldError("delta.key_heads", message)
+
+
+def _check_latent(model: "Decoder") -> None:
+    """FieldError for settings that latent attention does not have."""
+    if model.latent is None:
+        return
+    if model.groups != model.heads:
+        raise FieldError("kv_heads", "latent attention has as many keys and values as heads: leave kv_heads out")
+    if model.latent.rotated >= model.head_size:
+        message = f"latent.rotated = {model.latent.rotated} leaves nothing of head_dim = {model.head_size}"
+        raise FieldError("latent.rotated", message)
+    others = ("qk_norm", "qkv_bias", "qkv_clip", "bias", "query_growth", "attention_gate")
+    if given := next((name for name in others if getattr(model, name)), None):
+        raise FieldError(given, f"latent attention has no {given}")
+
+
+def _check_norms(model: "Decoder") -> None:
+    """FieldError for settings of normalisations and of attention's scale that exclude each other."""
+    if not (model.pre_norm or model.post_norm):
+        raise FieldError("pre_norm", "pre_norm and post_norm are both false: a layer must be normalised somewhere")
+    if model.attention_multiplier and model.query_pre_attn_scalar:
+        message = "attention_multiplier and query_pre_attn_scalar exclude each other"
+        raise FieldError("attention_multiplier", message)
+    if model.parallel and not model.pre_norm:
+        raise FieldError("parallel", "parallel: attention and the feed-forward layer read what pre_norm normalises")
+    if model.parallel_norms and not model.parallel:
+        raise FieldError("parallel_norms", "parallel_norms is about layers with parallel: true")
+    if not model.norm_scale and (model.norm_bias or model.norm_offset):
+        raise FieldError("norm_scale", "norm_scale: false leaves norm_bias and norm_offset nothing to change")
+    if model.qk_norm_joint and (not model.qk_norm or model.norm != "rms" or model.norm_offset or not model.norm_scale):
+        message = "qk_norm_joint needs qk_norm: true, norm: rms, norm_scale: true and norm_offset: false"
+        raise FieldError("qk_norm_joint", message)
+    if model.qk_norm_rotated and (not model.qk_norm or model.qk_norm_joint):
+        raise FieldError("qk_norm_rotated", "qk_norm_rotated needs qk_norm: true and qk_norm_joint: false")
