@@ -256,7 +256,7 @@ def generator_of(loaded: LoadedRun) -> Generator:
     params: Tree = loaded.recipe.precision.cast(loaded.params, loaded.recipe.model.params())  # once, not at every token
     split = loaded.assembly.layout.parts("heads") > 1 or loaded.assembly.layout.parts("hidden") > 1
     model: Any = loaded.recipe.model
-    groups = model.stacks and tuple(kind.group for kind in model.round)
+    groups = model.stacks and tuple(map(model.group, model.round))
     ready: dict[str, Any] = {"params": {**params, "blocks": _apart(params["blocks"], split, groups)}}
     return Generator(**vars(loaded) | ready)
 

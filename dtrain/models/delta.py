@@ -83,7 +83,7 @@ class Delta:
             return x.reshape(*x.shape[:2], groups, -1, *x.shape[3:])
 
         def of_head(name: str) -> jax.Array:
-            return ctx.shard(matmul(y_BTE, own[name]), "batch", "length", "heads").astype(jnp.float32)
+            return ctx.shard(matmul(y_BTE, own[name], dtype="float32", narrow=False), "batch", "length", "heads")
 
         strength_BTGR = by_group(jax.nn.sigmoid(of_head("strength")))
         # float32 throughout: the decays of many tokens are multiplied

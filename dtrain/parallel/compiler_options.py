@@ -27,9 +27,11 @@ SPARSECORE: Options = {
     "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
     "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": True,
+    "xla_tpu_scoped_vmem_limit_kib": 32768,
 }
 """The same, with collectives on the SparseCores, where reduce-scatters run beside the step; Google's recipes for v5p
-and later have these options."""
+and later have these options, and more of the cores' memory (VMEM) for an operation: with the compiler's 16 MiB some
+products with a gather beside them do not compile."""
 
 TPU: Mapping[Overlap, Options] = {"none": {}, "products": PRODUCTS, "kernels": KERNELS, "sparsecore": SPARSECORE}
 

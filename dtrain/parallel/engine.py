@@ -125,11 +125,16 @@ class Compiler:
 
     def build(self, lowered: jax.stages.Lowered, options: Mapping[str, bool | str]) -> jax.stages.Compiled:
         """Compile with these options. One that the compiler does not have is left out if only `overlap: auto` sets it,
-        since versions of XLA differ; RecipeError names any other."""
+        since versions of XLA differ; RecipeError names any other, and says what to do about an operation that is too
+        large."""
         while True:
             try:
                 return lowered.compile(compiler_options=dict(options) or None)
             except jax.errors.JaxRuntimeError as error:
+                if "ScopedVmemOom" in str(error):
+                    message = "engine.overlap: the step does not fit the memory that one operation may take (VMEM)"
+                    more = "engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}"
+                    raise RecipeError(message, f"try engine.overlap=none, or {more}") from error
                 unknown = re.search(r"No such compile option: '(\w+)'", str(error))
                 if not unknown:
                     raise

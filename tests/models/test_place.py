@@ -1,13 +1,17 @@
 """Parameters in the tensors of published files: what is written is read back, whole and in parts."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from dtrain.checkpoint.tensors import InMemory
 from dtrain.core.errors import RecipeError
 from dtrain.models.decoder import Decoder
+from dtrain.models.delta import Delta
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.lora import ADAPTERS
@@ -16,10 +20,14 @@ from dtrain.models.nn.param import Param, paths
 from dtrain.models.place import Place
 from dtrain.models.rope import Learned
 from dtrain.weights.peft import adapter_tensors
-from dtrain.weights.read import base_names
+from dtrain.weights.read import NESTED, base_names, find_tensors, prefixed
 
 SIZES: dict[str, Any] = {"vocab": 16, "context": 8, "layers": 3, "width": 8, "heads": 4, "hidden": 12}
 WITH_BIASES: dict[str, Any] = {"norm": "layer", "norm_bias": True, "bias": True, "feed_forward": "gelu"}
+LINEAR: dict[str, Any] = {
+    "attention_gate": True, "delta": Delta(key_heads=2, value_heads=4, key_dim=3, value_dim=5, taps=4),
+    "pattern": (LayerKind(linear=True), LayerKind()),
+}  # fmt: skip
 GATED = Experts(count=4, active=2, hidden=6, shared=1, shared_hidden=10)
 MODELS: dict[str, Decoder] = {
     "gpt2": Decoder(**SIZES, **WITH_BIASES, position=Learned(), tied=True),
@@ -38,6 +46,9 @@ MODELS: dict[str, Decoder] = {
     "deepseek": Decoder(**SIZES, head_dim=6, latent=Latent(rank=5, query_rank=7, rotated=2, value_dim=3),
                         pattern=(LayerKind(dense=True), LayerKind(count=2)),
                         experts=Experts(count=4, active=2, hidden=6, shared=1, bias=True)),
+    "qwen3_5": Decoder(**SIZES, **LINEAR),
+    "qwen3_5_moe": Decoder(**SIZES, **LINEAR, experts=Experts(count=4, active=2, hidden=6, shared=1, shared_gate=True)),
+    "qwen3_5_moe_joint": Decoder(**SIZES, **LINEAR, experts=replace(GATED, shared_gate=True)),
 }  # fmt: skip
 
 
@@ -83,6 +94,22 @@ def test_what_is_written_is_read_back_whole_and_in_parts(family: str) -> None:
         for index in (whole, *halves):
             found = naming.places[name].read(load, param, index)
             np.testing.assert_array_equal(found, values[name][tuple(index)], err_msg=f"{name} {index}")
+
+
+def test_a_decoder_inside_a_model_with_images_is_found() -> None:
+    """`model.` is `model.language_model.` there; the image encoder and the layers for further tokens are left out."""
+    model = MODELS["qwen3_5_moe_joint"]
+    declared = model.params()
+    own = dict(zip(jax.tree.leaves(paths(declared)), jax.tree.leaves(declared), strict=True))
+    (naming,) = [one for one in model.namings if one.family == "qwen3_5_moe_joint"]
+    plain = written(own, naming.places, {name: np.zeros(param.shape, np.float32) for name, param in own.items()})
+    names = [prefixed(NESTED, name) for name in plain]
+    assert "model.language_model.embed_tokens.weight" in names
+    assert "lm_head.weight" in names
+    others = dict.fromkeys(("model.visual.blocks.0.norm1.weight", "mtp.fc.weight"), np.zeros(2))
+    found = find_tensors(InMemory(dict(zip(names, plain.values(), strict=True)) | others), model, own, Path("folder"))
+    assert found.prefix == NESTED
+    assert {name: found.table[name] for name in own} == {name: naming.places[name] for name in own}
 
 
 def test_adapters_get_the_names_of_the_family_that_the_base_was_imported_as() -> None:

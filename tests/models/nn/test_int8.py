@@ -122,7 +122,7 @@ def test_all_of_a_decoders_layers_but_not_its_head(engine: str) -> None:
     assert of(found, "float32")  # attention and the head
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_meshes_agree_within_what_int8_rounds() -> None:
     recipe = load(RECIPES / "decoder-tiny.yaml", ["precision.matmul=int8"], 8)
     assert tolerance(recipe) == INT8 > tolerance(load(RECIPES / "decoder-tiny.yaml", [], 8))

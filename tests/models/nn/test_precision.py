@@ -133,14 +133,15 @@ def test_the_router_and_its_bias_are_exact() -> None:
     """In bfloat16 a bias of 0.501 would be 0.5, and its small steps would be rounded away."""
     model, precision = LANGUAGE_MODELS["deepseek"], Precision(compute="bfloat16")
     declared = model.params()
-    params = initial(declared, jax.random.key(0), "float32")
+    params = jax.jit(lambda: initial(declared, jax.random.key(0), "float32"))()
     params["blocks"]["moe"]["bias"] += 0.501
     cast = precision.cast(params, declared)
     assert cast["blocks"]["moe"]["bias"].dtype == cast["blocks"]["moe"]["router"].dtype == jnp.float32
     assert cast["blocks"]["moe"]["experts"]["up"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(cast["blocks"]["moe"]["bias"], params["blocks"]["moe"]["bias"])
     loss = step.loss_of(model, lambda rows: rows, precision)
-    assert np.isfinite(float(loss(params, random_batch(model), SingleDeviceContext()).sum))
+    batch = random_batch(model)
+    assert np.isfinite(float(jax.jit(lambda p: loss(p, batch, SingleDeviceContext()).sum)(params)))
 
 
 @pytest.mark.slow
@@ -162,7 +163,7 @@ def test_parameters_in_bfloat16_are_refused() -> None:
 def test_the_loss_dtype_is_that_of_the_logits() -> None:
     """Logits of a decoder that computes in bfloat16, against the same activations and head in float64."""
     model = LANGUAGE_MODELS["llama"]
-    params = initial(model.params(), jax.random.key(0), "float32")
+    params = jax.jit(lambda: initial(model.params(), jax.random.key(0), "float32"))()
     x_BTE = jax.random.normal(jax.random.key(1), (2, 5, 32)).astype("bfloat16")
     head = params["head"].astype("bfloat16")
     exact = np.asarray(x_BTE, np.float64) @ np.asarray(head, np.float64)
@@ -174,7 +175,7 @@ def test_the_loss_dtype_is_that_of_the_logits() -> None:
     def loss(dtype: Any) -> tuple[float, Any]:
         precision = Precision(compute="bfloat16", loss=dtype)
         of = step.loss_of(model, lambda rows: rows, precision)
-        return jax.value_and_grad(lambda p: of(p, batch, SingleDeviceContext()).sum)(params)
+        return jax.jit(jax.value_and_grad(lambda p: of(p, batch, SingleDeviceContext()).sum))(params)
 
     (first, gradient), (second, _) = loss("float32"), loss("bfloat16")
     assert float(first) != float(second)
