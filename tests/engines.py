@@ -24,6 +24,7 @@ from dtrain.models.nn.param import initial, trained
 from dtrain.models.nn.precision import Precision
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned, NoPosition, Rope
+from dtrain.models.short_convolution import ShortConvolution
 from dtrain.optim.optimizer import AdamW
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.engine import Engine, Put
@@ -107,7 +108,12 @@ LANGUAGE_MODELS = {
         vocab=48, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, hidden=48, init=0.1, qk_norm=True,
         norm_offset=True, attention_gate=True, position=Rope(partial=0.5), remat="dots",
         delta=Delta(key_heads=2, value_heads=4, key_dim=8, value_dim=12, taps=3),
-        pattern=(LayerKind(linear=True), LayerKind()),
+        pattern=(LayerKind(mixer="delta"), LayerKind()),
+    ),
+    "lfm2_moe": Decoder(
+        vocab=48, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, hidden=48, init=0.1, qk_norm=True, tied=True,
+        convolution=ShortConvolution(taps=3), experts=Experts(count=4, active=2, hidden=24, score="sigmoid", bias=True),
+        pattern=(LayerKind(mixer="convolution", dense=True), LayerKind(), LayerKind(mixer="convolution"), LayerKind()),
     ),
     "phi": Decoder(
         vocab=48, context=LENGTH, layers=2, width=32, heads=4, hidden=48, feed_forward="relu", init=0.1, norm="layer",

@@ -25,7 +25,7 @@ from dtrain.models.delta import Delta
 from dtrain.models.families.tensors import namings
 from dtrain.models.feed_forward import Form, gated
 from dtrain.models.latent import Latent
-from dtrain.models.layer_pattern import LayerKind, expanded
+from dtrain.models.layer_pattern import ATTENTION, LayerKind, expanded
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
@@ -38,6 +38,7 @@ from dtrain.models.nn.param import Param, Tree
 from dtrain.models.nn.remat import ON_DEVICE, Remat, Saved
 from dtrain.models.place import Naming
 from dtrain.models.rope import Learned, NoPosition, Rope
+from dtrain.models.short_convolution import ShortConvolution
 
 
 def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tree, tokens: int) -> Flops:
@@ -56,11 +57,11 @@ def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tre
     used = model.vocab * model.width + sum(declare.count(param) * share for param, share in parts)
     frozen = sum(declare.count(param) * share for param, share in parts if not param.trained)
     frozen += 0 if any(param.trained for param in jax.tree.leaves(head)) else model.vocab * model.width
-    keys = sum(mean_attended_keys(length, kind.window) for kind in model.kinds if not kind.linear)
+    keys = sum(mean_attended_keys(length, kind.window) for kind in model.kinds if kind.mixer == ATTENTION)
     # scores of queries and keys, and sums of values
     sizes = model.head_size + (model.latent.values(model.head_size) if model.latent else model.head_size)
     each = 6 * used - 2 * frozen + 6 * model.heads * sizes * keys
-    each += 6 * sum(model.delta.products for kind in model.kinds if kind.linear and model.delta)
+    each += 6 * sum(mixer.products(model.width) for kind in model.kinds if (mixer := model.mixer(kind)))
     parameters = "6N" if not frozen else "4N of frozen and 6N of trained parameters"
     return Flops(each * tokens, f"{parameters} and causal attention")
 
@@ -142,6 +143,8 @@ class Decoder(Declared):
     (Qwen 3.5)."""
     delta: Delta | None = None
     """Sizes of the layers of `pattern` that have linear attention, by the gated delta rule (Qwen 3.5)."""
+    convolution: ShortConvolution | None = None
+    """Sizes of the layers of `pattern` that have a gated convolution over a few tokens (LFM2)."""
     sinks: bool = False
     """Each head has one more key, of a learned score and of value zero (gpt-oss)."""
     tied: bool = False
@@ -366,6 +369,10 @@ class Decoder(Declared):
         """The kind of each layer."""
         return tuple(islice(cycle(self.round), self.layers))
 
+    def mixer(self, kind: LayerKind) -> Delta | ShortConvolution | None:
+        """What such a layer has in place of attention; None: it has attention."""
+        return None if kind.mixer == ATTENTION else getattr(self, kind.mixer)
+
     def group(self, kind: LayerKind) -> str:
         """The group of layers whose parameters have the same shapes."""
         return kind.group(self.experts is not None)
@@ -378,12 +385,12 @@ class Decoder(Declared):
 
     @property
     def split_rows(self) -> bool:
-        return not any(kind.linear for kind in self.round)
+        return all(kind.mixer == ATTENTION for kind in self.round)
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """The rotations that layers have, each once."""
-        found = [kind.position or self.position for kind in self.round if not kind.linear]
+        found = [kind.position or self.position for kind in self.round if kind.mixer == ATTENTION]
         return tuple(dict.fromkeys(rope for rope in found if isinstance(rope, Rope)))
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:

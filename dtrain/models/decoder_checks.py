@@ -1,8 +1,9 @@
 """Checks of a decoder's settings: which of them exclude each other."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from dtrain.core.errors import FieldError
+from dtrain.models.layer_pattern import ATTENTION, Mixer
 from dtrain.models.rope import Learned, Rope
 
 if TYPE_CHECKING:
@@ -32,25 +33,26 @@ def check(model: "Decoder") -> None:
         raise FieldError("pattern", "dense layers are those of a model with experts: set experts and hidden")
     if model.experts and all(kind.dense for kind in model.round):
         raise FieldError("pattern", "no layer has experts: leave experts out")
-    _check_delta(model)
+    _check_mixers(model)
     _check_latent(model)
     _check_norms(model)
 
 
-def _check_delta(model: "Decoder") -> None:
-    """FieldError for settings of linear attention that do not fit together."""
-    linear = [kind for kind in model.pattern if kind.linear]
-    if linear and model.delta is None:
-        raise FieldError("pattern", "layers are linear: set the sizes of their heads in model.delta")
-    if model.delta is None:
-        return
-    if not linear:
-        hint = "give some of the layers linear: true, as in pattern: [{count: 3, linear: true}, {}]"
-        raise FieldError("delta", "no layer of model.pattern is linear", hint)
-    if any(kind.window or kind.position for kind in linear):
-        raise FieldError("pattern", "linear layers have neither a window nor rotary positions")
-    if model.delta.value_heads % model.delta.key_heads:
-        message = f"key_heads = {model.delta.key_heads} does not divide value_heads = {model.delta.value_heads}"
+def _check_mixers(model: "Decoder") -> None:
+    """FieldError for settings of layers without attention that do not fit together."""
+    for kind in model.pattern:
+        if kind.mixer == ATTENTION:
+            continue
+        if model.mixer(kind) is None:
+            raise FieldError("pattern", f"layers have the mixer {kind.mixer}: set its sizes in model.{kind.mixer}")
+        if kind.window or kind.position:
+            raise FieldError("pattern", f"layers of mixer {kind.mixer} have neither a window nor rotary positions")
+    used = {kind.mixer for kind in model.pattern}
+    if unused := [name for name in get_args(Mixer) if name != ATTENTION and getattr(model, name) and name not in used]:
+        hint = f"name it in some of the layers, as in pattern: [{{count: 3, mixer: {unused[0]}}}, {{}}]"
+        raise FieldError(unused[0], f"no layer of model.pattern has the mixer {unused[0]}", hint)
+    if (delta := model.delta) and delta.value_heads % delta.key_heads:
+        message = f"key_heads = {delta.key_heads} does not divide value_heads = {delta.value_heads}"
         raise FieldError("delta.key_heads", message)
 
 

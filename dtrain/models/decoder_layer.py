@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from dtrain.core.types import Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, WEIGHT
-from dtrain.models.delta import CONVOLVED, DELTA
 from dtrain.models.feed_forward import hidden
 from dtrain.models.latent import LATENT
 from dtrain.models.layer_pattern import LayerKind
@@ -51,15 +50,15 @@ class QueryGrowth:
 
 
 def layer(model: "Decoder", kind: LayerKind) -> Tree:
-    """Parameters of a layer of this kind: of attention or linear attention, and of a feed-forward layer or a mixture
+    """Parameters of a layer of this kind: of attention or another mixer, and of a feed-forward layer or a mixture
     of experts."""
     width = model.width
     inner = declare.normal(model.init)
     outer = declare.normal(model.init / (math.sqrt(2 * model.layers) if model.depth_init else 1))
     norms = ("norm1",) if _one_norm(model) else ("norm1", "norm2")
     tree: Tree = {name: norm(model, width, "embed") for name in norms} if model.pre_norm else {}
-    if kind.linear and model.delta:
-        tree[DELTA] = model.delta.params(width, inner, outer)
+    if mixer := model.mixer(kind):
+        tree[kind.mixer] = mixer.params(width, inner, outer)
     else:
         tree |= _attention_params(model, inner, outer)
     if model.experts and not kind.dense:
@@ -106,15 +105,8 @@ def _attention_params(model: "Decoder", inner: Init, outer: Init) -> Tree:
 
 def kept(model: "Decoder", kind: LayerKind, rows: int, capacity: int) -> KeptLayer:
     """What generation keeps of such a layer for so many rows, and tokens of each."""
-    if kind.linear and (delta := model.delta):
-        keys, values = ("kv_heads", (delta.key_heads, delta.key_dim)), ("heads", (delta.value_heads, delta.value_dim))
-        tokens = {
-            name: Kept((rows, delta.taps - 1, *shape), (None, None, head, None))
-            for name, (head, shape) in zip(CONVOLVED, (keys, keys, values), strict=True)
-        }
-        shared = delta.value_heads // delta.key_heads
-        state = (rows, delta.key_heads, shared, delta.key_dim, delta.value_dim)
-        return tokens, Kept(state, (None, "kv_heads", None, None, None), "float32")
+    if mixer := model.mixer(kind):
+        return mixer.kept(model.width, rows)
     groups, heads, sizes = model.groups, "kv_heads", (model.head_size, model.head_size)
     if model.latent:
         groups, heads, sizes = 1, None, (model.latent.rank + model.latent.rotated, 0)
@@ -159,8 +151,8 @@ def apply(
 def _attention(
     model: "Decoder", block: Tree, y_BTE: jax.Array, shared: Tree, kind: LayerKind, ctx: Context
 ) -> jax.Array:
-    if kind.linear and model.delta:
-        return model.delta.apply(block[DELTA], y_BTE, shared.get(DOCUMENT), model.epsilon, ctx)
+    if mixer := model.mixer(kind):
+        return mixer.apply(block[kind.mixer], y_BTE, shared.get(DOCUMENT), model.epsilon, ctx)
     rope = kind.position or model.position
     waves = shared[WAVES][model.ropes.index(rope)] if isinstance(rope, Rope) else None
     if model.latent:
@@ -225,7 +217,7 @@ def joined(block: Tree) -> Tree:
 
     Only for parameters that no device holds a share of: the parts of a share would not be those of the whole.
     """
-    if LATENT in block or DELTA in block:
+    if LATENT in block or not block.keys() >= set(QKV):
         return block
     block = dict(block)
     weights = [block[name]["weight"] for name in QKV]

@@ -13,13 +13,12 @@ from jax.ad_checkpoint import checkpoint_name
 from dtrain.core.types import Positive
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.delta_rule import gated_delta_rule, short_convolution
+from dtrain.models.nn.kv_cache import Kept, KeptLayer
 from dtrain.models.nn.layers import added, lift, normalised, scale
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.param import Init, Param, Tree
 from dtrain.models.nn.remat import ATTENTION
 
-DELTA = "delta"
-"""The parameters of `Delta.params` in the parameters of a layer."""
 CONVOLVED = ("query", "key", "value")
 
 
@@ -38,9 +37,9 @@ class Delta:
     taps: Positive = 4
     """Tokens that the convolution of queries, keys and values reads, its own included."""
 
-    @property
-    def products(self) -> int:
+    def products(self, width: int) -> int:
         """Multiplications for each token, beside those with matrices: the state is read twice and added to."""
+        del width
         return 3 * self.value_heads * self.key_dim * self.value_dim
 
     def params(self, width: int, inner: Init, outer: Init) -> Tree:
@@ -73,7 +72,7 @@ class Delta:
 
         def convolved(name: str, head: str) -> jax.Array:
             x_BTHK = ctx.preceding(project(name, head), self.taps - 1, name)
-            return short_convolution(x_BTHK, own[f"{name}_taps"], document_BT).astype(jnp.float32)
+            return jax.nn.silu(short_convolution(x_BTHK.astype(jnp.float32), own[f"{name}_taps"], document_BT))
 
         q_BTGK, k_BTGK = (unit(convolved(name, "kv_heads")) for name in ("query", "key"))
         v_BTHV = convolved("value", "heads")
@@ -104,6 +103,17 @@ class Delta:
         )
         gate_BTHV = jax.nn.silu(project("gate", "heads").astype(jnp.float32))
         return matmul((out_BTHV * gate_BTHV).astype(y_BTE.dtype), own["out"], contract_dims=2, name="out")
+
+    def kept(self, width: int, rows: int) -> KeptLayer:
+        """The last tokens of the convolutions, and the state of each head."""
+        del width
+        keys, values = ("kv_heads", (self.key_heads, self.key_dim)), ("heads", (self.value_heads, self.value_dim))
+        tokens = {
+            name: Kept((rows, self.taps - 1, *shape), (None, None, head, None))
+            for name, (head, shape) in zip(CONVOLVED, (keys, keys, values), strict=True)
+        }
+        state = (rows, self.key_heads, self.value_heads // self.key_heads, self.key_dim, self.value_dim)
+        return tokens, Kept(state, (None, "kv_heads", None, None, None), "float32")
 
 
 def unit(x: jax.Array) -> jax.Array:

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from dtrain.core.types import Positive
 from dtrain.models.rope import NoPosition, Rope
 
-DENSE, SPARSE, FULL, LINEAR = "dense", "sparse", "full", "linear"
+DENSE, SPARSE, ATTENTION = "dense", "sparse", "attention"
+Mixer = Literal["attention", "delta", "convolution"]
+"""How a layer mixes the tokens of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +25,17 @@ class LayerKind:
     dense: bool = False
     """A feed-forward layer of width `model.hidden` in a model whose other layers have experts."""
 
-    linear: bool = False
-    """Linear attention with the sizes of `model.delta` in place of attention (Qwen 3.5)."""
+    mixer: Mixer = ATTENTION
+    """How tokens are mixed: attention; delta, a linear attention of the sizes of `model.delta` (Qwen 3.5); or
+    convolution, over the few tokens of `model.convolution` (LFM2)."""
 
     def group(self, experts: bool) -> str:
         """Layers of one group have parameters of the same shapes: they are stacked in one array for each. `experts`:
         whether the model has a mixture of experts."""
-        kind = (DENSE if self.dense else SPARSE) if experts else FULL
-        return kind if not self.linear else f"{LINEAR}_{kind}" if experts else LINEAR
+        if not experts:
+            return self.mixer
+        kind = DENSE if self.dense else SPARSE
+        return kind if self.mixer == ATTENTION else f"{self.mixer}_{kind}"
 
 
 def expanded(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:

@@ -179,19 +179,19 @@ class Alternating(Place):
 
 @dataclass(frozen=True)
 class Channels(Place):
-    """The taps (heads, values, taps) of a convolution of each channel for itself: (channels, 1, taps) there, where
-    several parameters are concatenated by their channels."""
+    """The taps (heads, values, taps), or (channels, taps), of a convolution of each channel for itself: (channels, 1,
+    taps) there, where several parameters are concatenated by their channels."""
 
     def shape(self, param: Param) -> tuple[int, ...]:
-        heads, values, taps = param.shape[-3:]
-        return self.total or heads * values, 1, taps
+        return self.total, 1, param.shape[-1]
 
     def _part(self, load: Load, name: str, param: Param, inner: list[slice]) -> np.ndarray:
-        heads, values, taps = inner
-        size = param.shape[-2]
-        channels = slice(self.start + heads.start * size, self.start + heads.stop * size)
+        first, *values, taps = inner
+        sizes = param.shape[len(param.shape) - 1 - len(values) : -1]  # of the dims beside the first
+        size = math.prod(sizes)
+        channels = slice(self.start + first.start * size, self.start + first.stop * size)
         found = load(name, (channels, slice(0, 1), taps))
-        return found.reshape(heads.stop - heads.start, size, -1)[:, values]
+        return found.reshape(first.stop - first.start, *sizes, -1)[(slice(None), *values)]
 
     def write(self, values: np.ndarray, param: Param) -> np.ndarray:
         return values.reshape(-1, 1, param.shape[-1])

@@ -356,7 +356,7 @@ def _written(
     layer = "blocks.*." if model.stacks else "blocks."
     matrices = ("query.weight", "latent.*", "out.weight") if model.latent else [f"{name}.weight" for name in ATTENTION]
     targets = [f"{layer}{name}" for name in matrices]
-    targets += [f"{layer}delta.*"] if model.delta else []
+    targets += [f"{layer}{name}.*" for name in ("delta", "convolution") if getattr(model, name)]
     targets += [] if model.experts else [f"{layer}mlp.*"]
     template = "  # template: chatml  # if the tokenizer has none of its own\n"
     if found:

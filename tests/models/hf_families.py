@@ -104,6 +104,10 @@ FAMILIES = {
     "qwen35-moe": ("qwen3_5_moe_text", DELTA | {
         "head_dim": 24, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 40}),
+    "lfm2": ("lfm2", {"full_attn_idxs": [2], "block_multiple_of": 16}),
+    "lfm2-moe": ("lfm2_moe", {
+        "layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"], "num_hidden_layers": 5,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
     "hy-v3": ("hy_v3", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}),
     "jais2": ("jais2", {}),
     "granite-swa": ("granite_swa", {"sliding_window": 8, "attention_multiplier": 0.2,
@@ -126,12 +130,13 @@ FAMILIES = {
 
 def sized() -> dict[str, tuple[str, dict[str, object]]]:
     """The kind and fields of each model: NAME, and NAME-other with other sizes."""
-    found = dict[str, tuple[str, dict[str, object]]]()
+    found, layers = dict[str, tuple[str, dict[str, object]]](), OTHER["num_hidden_layers"]
     for name, (kind, fields) in FAMILIES.items():
         if "vocab_size" in fields:
             found[name] = kind, fields
             continue
-        other = {name: value for name, value in fields.items() if name not in OF_LAYERS}
+        fits = [name for name, value in fields.items() if isinstance(value, list) and len(value) == layers]
+        other = {name: value for name, value in fields.items() if name not in OF_LAYERS or name in fits}
         other |= {"head_dim": 8} if kind == "helium" else {}  # its heads together are as wide as the model
         other |= OTHER if "kv_lora_rank" not in fields else OTHER | {"num_key_value_heads": 6}
         found |= {name: (kind, SMALL | fields), f"{name}-other": (kind, SMALL | other)}

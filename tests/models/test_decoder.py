@@ -41,7 +41,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-ALWAYS, IN_CI = ("llama", "qwen3_5"), ("llama", "qwen3_5", "deepseek_v3", "gpt_oss")
+ALWAYS, IN_CI = ("llama", "qwen3_5"), ("llama", "qwen3_5", "lfm2_moe", "deepseek_v3", "gpt_oss")
 EVERY_KIND = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.nightly) for name in LANGUAGE_MODELS]
 CACHED = [name if name in IN_CI else pytest.param(name, marks=pytest.mark.nightly) for name in LANGUAGE_MODELS]
 
@@ -278,11 +278,11 @@ def test_impossible_fields_are_refused() -> None:
         ({"window_theta": 100.0}, "window_theta = 100.0: needs window"),
         ({"pre_norm": False}, "a layer must be normalised somewhere"),
         ({"qk_norm_joint": True}, "qk_norm_joint needs qk_norm"),
-        ({"pattern": (LayerKind(linear=True),)}, "set the sizes of their heads in model.delta"),
-        ({"delta": DELTA}, "no layer of model.pattern is linear"),
-        ({"delta": DELTA, "pattern": (LayerKind(linear=True, window=4),)}, "neither a window nor rotary positions"),
+        ({"pattern": (LayerKind(mixer="delta"),)}, "layers have the mixer delta: set its sizes in model.delta"),
+        ({"delta": DELTA}, "no layer of model.pattern has the mixer delta"),
+        ({"delta": DELTA, "pattern": (LayerKind(mixer="delta", window=4),)}, "neither a window nor rotary positions"),
         (
-            {"delta": dataclasses.replace(DELTA, value_heads=3), "pattern": (LayerKind(linear=True),)},
+            {"delta": dataclasses.replace(DELTA, value_heads=3), "pattern": (LayerKind(mixer="delta"),)},
             "key_heads = 2 does not divide value_heads = 3",
         ),
     ):

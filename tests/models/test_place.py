@@ -19,6 +19,7 @@ from dtrain.models.moe import Experts
 from dtrain.models.nn.param import Param, paths
 from dtrain.models.place import Place
 from dtrain.models.rope import Learned
+from dtrain.models.short_convolution import ShortConvolution
 from dtrain.weights.peft import adapter_tensors
 from dtrain.weights.read import NESTED, base_names, find_tensors, prefixed
 
@@ -26,7 +27,7 @@ SIZES: dict[str, Any] = {"vocab": 16, "context": 8, "layers": 3, "width": 8, "he
 WITH_BIASES: dict[str, Any] = {"norm": "layer", "norm_bias": True, "bias": True, "feed_forward": "gelu"}
 LINEAR: dict[str, Any] = {
     "attention_gate": True, "delta": Delta(key_heads=2, value_heads=4, key_dim=3, value_dim=5, taps=4),
-    "pattern": (LayerKind(linear=True), LayerKind()),
+    "pattern": (LayerKind(mixer="delta"), LayerKind()),
 }  # fmt: skip
 GATED = Experts(count=4, active=2, hidden=6, shared=1, shared_hidden=10)
 MODELS: dict[str, Decoder] = {
@@ -47,6 +48,8 @@ MODELS: dict[str, Decoder] = {
                         pattern=(LayerKind(dense=True), LayerKind(count=2)),
                         experts=Experts(count=4, active=2, hidden=6, shared=1, bias=True)),
     "qwen3_5": Decoder(**SIZES, **LINEAR),
+    "lfm2": Decoder(**SIZES, qk_norm=True, convolution=ShortConvolution(),
+                    pattern=(LayerKind(mixer="convolution"), LayerKind())),
     "qwen3_5_moe": Decoder(**SIZES, **LINEAR, experts=Experts(count=4, active=2, hidden=6, shared=1, shared_gate=True)),
     "qwen3_5_moe_joint": Decoder(**SIZES, **LINEAR, experts=replace(GATED, shared_gate=True)),
 }  # fmt: skip

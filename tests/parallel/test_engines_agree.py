@@ -47,7 +47,7 @@ OPTIMIZERS["adafactor"] = Adafactor(lr=1e-3, decay=0.1, factor_from=8)
 
 
 EVERY_OTHER = [model for model in LANGUAGE_MODELS if model != "mixtral"]
-MESHES_OF = {"qwen3_5": ("data-fsdp-tensor", "pipeline-fsdp")}
+MESHES_OF = {"qwen3_5": ("data-fsdp-tensor", "pipeline-fsdp"), "lfm2_moe": ("data-fsdp-tensor", "fsdp-expert-tensor")}
 """Of models that need whole rows."""
 LANGUAGE_CASES = [
     (model, engine, mesh, 1)

@@ -24,6 +24,7 @@ from dtrain.models.moe import Experts
 from dtrain.models.nn.param import initial
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned, LinearScaling, Llama3, NoPosition, Rope, Yarn
+from dtrain.models.short_convolution import ShortConvolution
 from dtrain.optim.groups import Group, grouped
 from dtrain.optim.optimizer import SGD, Optimizer
 from dtrain.optim.shared import Cosine, Schedule
@@ -33,7 +34,9 @@ from tests.engines import MEMBERS, random_batch
 
 TINY = {"vocab": 12, "context": 16, "layers": 2, "width": 16, "heads": 2, "hidden": 24}
 DELTA = Delta(key_heads=2, value_heads=4, key_dim=4, value_dim=4)
-LINEAR = {"delta": DELTA, "pattern": (LayerKind(linear=True), LayerKind())}
+LINEAR = {"delta": DELTA, "pattern": (LayerKind(mixer="delta"), LayerKind())}
+CONVOLVED = {"convolution": ShortConvolution(), "pattern": (LayerKind(mixer="convolution"), LayerKind())}
+MIXED = {"delta": LINEAR, "convolution": CONVOLVED}
 MOE = Experts(count=4, active=2, hidden=8, z_loss=1e-3)
 OTHERS: dict[str, dict[str, Any]] = {
     "Decoder": {
@@ -43,6 +46,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 3.0, "window_theta": 50.0, "pattern": (LayerKind(window=4), LayerKind()),
         "qkv_clip": 0.5, "attention_multiplier": 0.7, "query_growth": QueryGrowth(rate=0.5, original=4),
         "latent": Latent(rank=4, rotated=4), "delta": dataclasses.replace(DELTA, taps=2),
+        "convolution": ShortConvolution(taps=2),
     },
     "Latent": {"query_rank": 6, "rotated": 2, "value_dim": 6, "epsilon": 0.1},
     "Experts": {
@@ -81,6 +85,7 @@ BASES: dict[str, Any] = {
     "Latent": Latent(rank=4, rotated=4),
     "LayerKind": LayerKind(window=4),
     "Delta": DELTA,
+    "ShortConvolution": ShortConvolution(),
     "QueryGrowth": QueryGrowth(rate=0.5, original=4),
 }
 BASES |= {type(model).__name__: model for model in MEMBERS if not isinstance(model, Decoder)}
@@ -99,7 +104,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "window_theta": {"window": 4}, "pre_norm": {"post_norm": True}, "qk_norm_joint": {"qk_norm": True},
     "qk_norm_rotated": {"qk_norm": True}, "shared_gate": {"shared": 1}, "active_groups": {"groups": 2},
     "parallel_norms": {"parallel": True}, "shared_hidden": {"shared": 1}, "group_by": {"groups": 2},
-    "delta": LINEAR, "linear": {"window": None},
+    "delta": LINEAR, "convolution": CONVOLVED, "mixer": {"window": None},
 }  # fmt: skip
 """Other fields that a field needs to have an effect."""
 
@@ -152,20 +157,25 @@ def changed(section: Any, field: str, value: Any) -> tuple[Any, Any]:
     return base, dataclasses.replace(base, **{field: value})
 
 
+CONTAINERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    Experts: lambda part: {"experts": part},
+    Delta: lambda part: LINEAR | {"delta": part},
+    ShortConvolution: lambda part: CONVOLVED | {"convolution": part},
+    # a layer beside one that has nothing
+    LayerKind: lambda part: (
+        {"experts": MOE, "layers": 3} | MIXED.get(part.mixer, {}) | {"pattern": (part, LayerKind())}
+    ),
+    Latent: lambda part: {"latent": part},
+    QueryGrowth: lambda part: {"query_growth": part},
+    Rope: lambda part: {"position": part},
+} | dict.fromkeys((LinearScaling, Llama3, Yarn), lambda part: {"position": Rope(scaling=part)})
+"""By the class of a part, the settings of a decoder that contains it."""
+
+
 def whole(name: str, part: Any) -> Any:
     """A model that contains the part."""
-    if isinstance(part, Experts | Delta):
-        return Decoder(**TINY, **({"experts": part} if isinstance(part, Experts) else LINEAR | {"delta": part}))
-    if isinstance(part, LayerKind):  # a layer beside one that has nothing
-        tiny = TINY | {"layers": 3}
-        return Decoder(**tiny, experts=MOE, pattern=(part, LayerKind()), delta=DELTA if part.linear else None)
-    if isinstance(part, Latent):
-        return Decoder(**TINY, latent=part)
-    if isinstance(part, QueryGrowth):
-        return Decoder(**TINY, query_growth=part)
-    if isinstance(part, Rope):
-        return Decoder(**TINY, position=part)
-    return Decoder(**TINY, position=Rope(scaling=part)) if isinstance(part, LinearScaling | Llama3 | Yarn) else part
+    found = CONTAINERS.get(type(part))
+    return Decoder(**(TINY | found(part))) if found else part
 
 
 @cached_by_text

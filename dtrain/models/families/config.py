@@ -48,7 +48,6 @@ NEEDS: dict[str, str] = {
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), f"{_LATENT} with a sparse index"),
     "qwen3_next": _DELTA,
     **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), "short convolutions"),
     **dict.fromkeys(("mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"),
                     _STATE),
     **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), "embeddings of each layer"),

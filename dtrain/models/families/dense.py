@@ -7,7 +7,6 @@ the first that computes the same.
 from typing import TYPE_CHECKING
 
 from dtrain.core.types import JsonObject
-from dtrain.models.families.delta import QWEN3_5
 from dtrain.models.families.family import Family, whole_heads
 from dtrain.models.families.fields import Fields
 from dtrain.models.families.latent import latent, latent_rope
@@ -24,6 +23,7 @@ from dtrain.models.families.layers import (
     window_of,
     windows,
 )
+from dtrain.models.families.mixers import LFM2, QWEN3_5, adjusted_width, by_numbers, convolutions
 from dtrain.models.families.part import Part
 from dtrain.models.families.parts import (
     LAYER_NORM,
@@ -321,6 +321,11 @@ DENSE: dict[str, Family] = {
     ),
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM", (*sizes(kv_heads=4, head_dim=256), *QWEN3_5, dense()), "qwen3_5",
+    ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        (*LFM2, convolutions(by_numbers), adjusted_width()),
+        "lfm2", opens=whole_heads,
     ),
     "granite_swa": Family(
         "GraniteSWAForCausalLM",

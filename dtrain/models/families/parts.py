@@ -332,9 +332,8 @@ def dense_layers(read: Callable[[Fields, int], Sequence[bool]], write: Callable[
     return Part({}, flags, written)
 
 
-def first_dense(default: int, *, by_type: bool = False) -> Part:
+def first_dense(default: int, *, by_type: bool = False, name: str = "first_k_dense_replace") -> Part:
     """The first layers have no experts. `by_type`: a field has the type of each layer, and no other their number."""
-    name = "first_k_dense_replace"
 
     def read(fields: Fields, layers: int) -> list[bool]:
         first, types = fields.maybe(name), fields.maybe("mlp_layer_types")

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dtrain.core.types import JsonObject
-from dtrain.models.families.delta import QWEN3_5
 from dtrain.models.families.dense import (
     ATTENTION,
     ATTENTION_BIASES,
@@ -27,6 +26,7 @@ from dtrain.models.families.layers import (
     theta_of_layers,
     windows,
 )
+from dtrain.models.families.mixers import LFM2, QWEN3_5, by_types, convolutions
 from dtrain.models.families.part import Part
 from dtrain.models.families.parts import (
     biases,
@@ -268,6 +268,15 @@ SPARSE: dict[str, Family] = {
                  {"moe_intermediate_size": 512, "num_experts_per_tok": 8, "num_experts": 256,
                   "shared_expert_intermediate_size": 512}, shared_gate=True)),
         "qwen3_5_moe",
+    ),
+    "lfm2_moe": Family(
+        "Lfm2MoeForCausalLM",
+        (*LFM2, convolutions(by_types), first_dense(2, name="num_dense_layers"), stated(use_expert_bias=True),
+         experts({"count": "num_experts", "active": "num_experts_per_tok", "hidden": "moe_intermediate_size",
+                  "renormalise": "norm_topk_prob", "scale": "routed_scaling_factor"},
+                 {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "norm_topk_prob": True,
+                  "routed_scaling_factor": 1.0}, **DEEPSEEK)),
+        "lfm2", opens=whole_heads,
     ),
     "hy_v3": Family(
         "HYV3ForCausalLM",

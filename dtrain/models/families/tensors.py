@@ -11,6 +11,7 @@ from dtrain.models.families.older_names import LEARNED, ROTARY, SCALE_AND_BIAS
 from dtrain.models.nn.param import paths
 from dtrain.models.place import Alternating, Channels, Naming, Place, Row
 from dtrain.models.rope import Learned
+from dtrain.models.short_convolution import GATES
 
 if TYPE_CHECKING:
     from dtrain.models.decoder import Decoder
@@ -92,6 +93,7 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
         "granitemoe_swa": usual | _granite_experts(model, "router", "experts.gate_up_proj", "experts.down_proj"),
         "ernie4_5_moe": usual | plain_experts | _shared("shared_experts") | statics,
         "qwen3_5": delta,
+        "lfm2": _lfm2(model, usual),
         "qwen3_5_moe": delta | plain_experts | _shared("shared_expert") | gate,
         "qwen3_5_moe_joint": delta | _shared("shared_expert") | gate | qwen_experts,
         "hy_v3": usual | plain_experts | _shared("shared_mlp") | gated_router,
@@ -141,6 +143,21 @@ def _delta(delta: Delta) -> dict[str, Place]:
         taps = Channels(f"{there}conv1d.weight", transposed=True, start=start, total=2 * keys + values)
         found[f"{own}{name}_taps"] = taps
     return found
+
+
+def _lfm2(model: "Decoder", usual: dict[str, Place]) -> dict[str, Place]:
+    """Layers with a short convolution, whose gates and values share a matrix."""
+    width, conv = model.width, "blocks.convolution."
+    found = usual | _norms({"norm1": "operator_norm", "norm2": "ffn_norm"})
+    found |= {"norm.scale": Place("model.embedding_norm.weight")}
+    found |= _matrices({"mlp.gate": "feed_forward.w1", "mlp.up": "feed_forward.w3", "mlp.down": "feed_forward.w2"})
+    found["blocks.out.weight"] = Place(f"{LAYER}self_attn.out_proj.weight", transposed=True)
+    found |= {f"blocks.{name}_norm": Place(f"{LAYER}self_attn.{name[0]}_layernorm.weight") for name in QKV[:2]}
+    found |= _fused("conv.in_proj", [f"convolution.{name}" for name in GATES], [width] * 3)
+    found[f"{conv}out"] = Place(f"{LAYER}conv.out_proj.weight", transposed=True)
+    found |= _experts("feed_forward", {"gate": "w1", "down": "w2", "up": "w3"})
+    found["blocks.moe.bias"] = Place(f"{LAYER}feed_forward.expert_bias")
+    return found | {f"{conv}taps": Channels(f"{LAYER}conv.conv.weight", transposed=True, total=width)}
 
 
 def _gated_queries(head_size: int) -> dict[str, Place]:

@@ -24,7 +24,7 @@ CHUNK = 64
 
 
 def short_convolution(x_BTX: jax.Array, taps_XW: jax.Array, document_BT: jax.Array | None) -> jax.Array:
-    """A causal convolution of each value of x (B, W - 1 + T, ...) over the tokens, followed by SiLU: (B, T, ...).
+    """A causal convolution of each value of x (B, W - 1 + T, ...) over the tokens: (B, T, ...).
 
     The first W - 1 tokens of x are those before the row. `document_BT`: tokens of other documents are left out.
     """
@@ -40,7 +40,7 @@ def short_convolution(x_BTX: jax.Array, taps_XW: jax.Array, document_BT: jax.Arr
             same_BT = earlier_BT == document_BT
             part = jnp.where(same_BT.reshape(*same_BT.shape, *[1] * (part.ndim - 2)), part, 0)
         total += part
-    return jax.nn.silu(jnp.asarray(total)).astype(x_BTX.dtype)
+    return jnp.asarray(total).astype(x_BTX.dtype)
 
 
 def gated_delta_rule(

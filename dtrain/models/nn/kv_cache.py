@@ -23,7 +23,7 @@ from dtrain.models.nn.single_device import SingleDeviceContext
 @dataclass(frozen=True)
 class KVCache:
     """Keys (B, G, D, C) and values (B, G, C, D) of the tokens so far, one array for each layer, changed in place. A
-    layer of linear attention has its last tokens {name: (B, count, ...)} and its state in their places.
+    layer without attention has its last tokens {name: (B, count, ...)} and its state, or None, in their places.
 
     All rows fill the same number of slots, `used`, int32 (). Shorter ones begin with `pad_B` empty slots, int32 (B,):
     slot c has the token at position c - pad.
@@ -55,7 +55,7 @@ class Kept:
 
 
 KeptLayer = tuple[Tree, Tree]
-"""What is kept of a layer, each `Kept`: keys and values; or, of linear attention, tokens by name, and the state."""
+"""What is kept of a layer, each `Kept`: keys and values; or, of other mixers, tokens by name, and a state or None."""
 
 
 def is_kept(x: object) -> bool:
@@ -146,7 +146,7 @@ class CachedContext(SingleDeviceContext):
             own = replace(cache, k=(cache.k[number],), v=(cache.v[number],))
             inside.append(replace(self, cache=own, grown=[], k={}, v=[]))
             x, _ = blocks[number % len(blocks)](layer, x, shared, inside[-1])
-        k, v = (tuple(ctx.k.get("", ctx.k) for ctx in inside), tuple(ctx.v[0] for ctx in inside))
+        k, v = (tuple(ctx.k.get("", ctx.k) for ctx in inside), tuple(ctx.v[0] if ctx.v else None for ctx in inside))
         self.grown.append(replace(cache, k=k, v=v, used=cache.used + x.shape[1]))
         return x, {}
 

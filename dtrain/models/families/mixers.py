@@ -1,0 +1,141 @@
+"""Layers without attention in a config.json, read and written: linear attention (Qwen 3.5), convolutions (LFM2)."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dtrain.core.types import JsonObject
+from dtrain.models.delta import Delta
+from dtrain.models.families import rotary
+from dtrain.models.families.fields import Fields
+from dtrain.models.families.layers import FULL, Rule
+from dtrain.models.families.part import Part
+from dtrain.models.families.parts import biases, fixed, known, renamed, rope, sizes, stated
+from dtrain.models.layer_pattern import LayerKind, Mixer, compressed
+from dtrain.models.rope import Rope
+from dtrain.models.short_convolution import ShortConvolution
+
+if TYPE_CHECKING:
+    from dtrain.models.decoder import Decoder
+
+SIZES = {
+    "key_heads": "linear_num_key_heads", "value_heads": "linear_num_value_heads", "key_dim": "linear_key_head_dim",
+    "value_dim": "linear_value_head_dim", "taps": "linear_conv_kernel_dim",
+}  # fmt: skip
+TYPES: dict[Mixer, str] = {"delta": "linear_attention", "convolution": "conv"}
+"""The type of a layer with that mixer, beside full attention."""
+MULTIMODAL = ("mrope_section", "mrope_interleaved")
+"""How the positions of images are rotated. Those of a text are one number for each token, which is rotated as usual."""
+
+
+def mixed(mixer: Mixer, rule: Rule, read_own: Callable[[Fields], Any], sizes: Mapping[str, str]) -> Part:
+    """The type of each layer, by `rule` where there is no field `layer_types`, and the sizes of those with the mixer:
+    the field of each."""
+    other = TYPES[mixer]
+
+    def read(fields: Fields) -> JsonObject:
+        layers = fields("num_hidden_layers")
+        types = fields.maybe("layer_types") or list(rule(fields, layers))
+        own = read_own(fields)
+        if len(types) != layers or set(types) - {FULL, other}:
+            fields.refuse(f"layer_types: {', '.join(sorted(set(types)))}, {len(types)} of {layers} layers")
+            return {}
+        fields.sources["pattern"] = f"layer_types: {types.count(other)} of {layers} layers are {other}"
+        if other not in types:
+            return {}
+        kinds = [LayerKind(mixer=mixer) if kind == other else LayerKind() for kind in types]
+        return {mixer: own, "pattern": compressed(kinds)}
+
+    def write(model: "Decoder") -> JsonObject:
+        own = getattr(model, mixer)
+        written = {theirs: getattr(own, ours) for ours, theirs in sizes.items()} if own else {}
+        return {"layer_types": [other if kind.mixer == mixer else FULL for kind in model.kinds], **written}
+
+    return Part({}, read, write)
+
+
+def delta_layers() -> Part:
+    """Each layer but every fourth has linear attention."""
+    usual = {"key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128, "taps": 4}
+
+    def rule(fields: Fields, layers: int) -> list[str]:
+        every = fields.maybe("full_attention_interval") or 4
+        return [FULL if number % every == 0 else TYPES["delta"] for number in range(1, layers + 1)]
+
+    def own(fields: Fields) -> Delta:
+        fields.known.add("full_attention_interval")
+        return Delta(**{ours: fields(theirs, f"delta.{ours}") for ours, theirs in SIZES.items()})
+
+    part = mixed("delta", rule, own, SIZES)
+    return Part({theirs: usual[ours] for ours, theirs in SIZES.items()}, part.read, part.write)
+
+
+def convolutions(rule: Rule) -> Part:
+    """Layers with a short convolution, without biases."""
+    taps = "conv_L_cache"
+
+    def own(fields: Fields) -> ShortConvolution:
+        return ShortConvolution(taps=fields(taps, "convolution.taps"))
+
+    part = mixed("convolution", rule, own, {"taps": taps})
+    return Part({taps: 3}, part.read, part.write)
+
+
+def by_numbers(fields: Fields, layers: int) -> list[str]:
+    """The layers of `full_attn_idxs` have attention; all, if there is no such field."""
+    full = fields.maybe("full_attn_idxs")
+    return [FULL if full is None or number in full else TYPES["convolution"] for number in range(layers)]
+
+
+def by_types(fields: Fields, layers: int) -> list[str]:
+    """Raises DataError: the family has no rule for the types of its layers."""
+    del layers
+    return fields("layer_types")
+
+
+def adjusted_width() -> Part:
+    """The width of the feed-forward layer: two thirds of a field, times a factor, rounded up (LFM2)."""
+    name, adjusts, factor, multiple = (
+        "intermediate_size", "block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of"
+    )  # fmt: skip
+
+    def read(fields: Fields) -> JsonObject:
+        size, times, of = fields(name, "hidden"), fields(factor), fields(multiple)
+        if not fields(adjusts):
+            return {"hidden": size}
+        size = int(2 * size / 3)
+        return {"hidden": size if times is None else -(-int(times * size) // of) * of}
+
+    return Part({name: 12_288, adjusts: True, factor: 1.0, multiple: 256}, read,
+                lambda model: {name: model.hidden, adjusts: False})  # fmt: skip
+
+
+def text_rope(partial: float) -> Part:
+    """Rotary positions of a text, in a family that also has images."""
+
+    def read(fields: Fields) -> JsonObject:
+        given = fields.maybe("rope_parameters") or {}
+        plain = {name: value for name, value in given.items() if name not in MULTIMODAL}
+        return {"position": rotary.read(fields, plain, partial, interleaved=False)}
+
+    def write(model: "Decoder") -> JsonObject:
+        if not isinstance(model.position, Rope):
+            return {}
+        return rotary.written(model.position) | {rotary.PARTIAL: model.position.partial}
+
+    return Part({"rope_theta": 10_000.0}, read, write)
+
+
+QWEN3_5 = (
+    text_rope(0.25), delta_layers(), fixed(qk_norm=True, norm_offset=True, attention_gate=True),
+    biases(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False)),
+)  # fmt: skip
+"""What all decoders of Qwen 3.5 have."""
+
+LFM2 = (
+    renamed(tie_embedding="tie_word_embeddings", block_ff_dim="intermediate_size"),
+    *sizes(epsilon=("norm_eps", 1e-5), kv_heads=8, tied=True, act=None), rope(1e6),
+    fixed(qk_norm=True, feed_forward="swiglu"), stated(conv_bias=False, block_use_swiglu=True, use_pos_enc=True),
+    known("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init",
+          "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
+)  # fmt: skip
+"""What all decoders of LFM2 have. Its older files repeat some fields under names of its first code."""
