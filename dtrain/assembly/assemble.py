@@ -202,7 +202,7 @@ def _layout(recipe: Recipe, model: Any, devices: Sequence[Device], example: Exam
     layout = Layout(sizes, recipe.mesh.table(), declared, engine.arranged(recipe.mesh.build(sizes, devices)), example)
     layout.check()
     if sizes[SEQUENCE] > 1 and not model.split_rows:
-        why, hint = "splits every row, and layers without attention need whole rows", "use sequence: 1"
+        why, hint = "splits every row, and this model or its objective needs whole rows", "use sequence: 1"
         if model.user_code:
             why = "splits every row, and the model does not declare split_rows"
             hint += ", or set split_rows = True in the model's class once it uses ctx.places and ctx.attend"

@@ -246,7 +246,8 @@ class Decoder(Declared):
     @property
     def saveable(self) -> tuple[Saved, ...]:
         """Values that the backward pass of a layer reads: `remat` can save them."""
-        absent = (set() if gated(self.feed_forward) else {"gate"}) | (set() if self.post_norm else {"down"})
+        gates = gated(self.feed_forward) or self.attention_gate or self.delta is not None
+        absent = (set() if gates else {"gate"}) | (set() if self.post_norm else {"down"})
         return tuple(name for name in get_args(Saved) if name not in absent)
 
     @property

@@ -13,6 +13,13 @@ PATTERNED = ("window", "global_every", "window_theta")
 """Settings that `pattern` replaces."""
 
 
+OF_ATTENTION = (
+    "qk_norm", "qkv_clip", "qkv_bias", "out_bias", "latent", "attention_gate", "sinks", "query_growth",
+    "attention_softcap", "attention_multiplier", "query_pre_attn_scalar",
+)  # fmt: skip
+"""Settings that only layers with attention have."""
+
+
 def check(model: "Decoder") -> None:
     """FieldError for settings of rotation, windows and kinds of layers that exclude each other."""
     if model.pattern and (given := [name for name in PATTERNED if getattr(model, name)]):
@@ -48,6 +55,11 @@ def _check_mixers(model: "Decoder") -> None:
         if kind.window or kind.position:
             raise FieldError("pattern", f"layers of mixer {kind.mixer} have neither a window nor rotary positions")
     used = {kind.mixer for kind in model.pattern}
+    if used - {ATTENTION} and model.bias:
+        hint = "set qkv_bias, out_bias and mlp_bias, which are those of layers with attention"
+        raise FieldError("bias", "layers without attention have no biases", hint)
+    if used and ATTENTION not in used and (given := [name for name in OF_ATTENTION if getattr(model, name)]):
+        raise FieldError(given[0], f"{given[0]} is a setting of attention, which no layer of model.pattern has")
     if unused := [name for name in get_args(Mixer) if name != ATTENTION and getattr(model, name) and name not in used]:
         hint = f"name it in some of the layers, as in pattern: [{{count: 3, mixer: {unused[0]}}}, {{}}]"
         raise FieldError(unused[0], f"no layer of model.pattern has the mixer {unused[0]}", hint)

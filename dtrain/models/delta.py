@@ -74,8 +74,10 @@ class Delta:
             x_BTHK = ctx.preceding(project(name, head), self.taps - 1, name)
             return jax.nn.silu(short_convolution(x_BTHK.astype(jnp.float32), own[f"{name}_taps"], document_BT))
 
-        q_BTGK, k_BTGK = (unit(convolved(name, "kv_heads")) for name in ("query", "key"))
         v_BTHV = convolved("value", "heads")
+        q_BTGK, k_BTGK = (
+            self._own_keys(unit(convolved(name, "kv_heads")), v_BTHV.shape[2], ctx) for name in ("query", "key")
+        )
         groups = q_BTGK.shape[2]
 
         def by_group(x: jax.Array) -> jax.Array:
@@ -103,6 +105,15 @@ class Delta:
         )
         gate_BTHV = jax.nn.silu(project("gate", "heads").astype(jnp.float32))
         return matmul((out_BTHV * gate_BTHV).astype(y_BTE.dtype), own["out"], contract_dims=2, name="out")
+
+    def _own_keys(self, x_BTGK: jax.Array, heads: int, ctx: Context) -> jax.Array:
+        """Queries or keys for this device's `heads` of values. Where each device has all of them (`mesh.rules`), they
+        are taken one by one for its heads."""
+        shared, groups = self.value_heads // self.key_heads, x_BTGK.shape[2]
+        if heads == groups * shared:
+            return x_BTGK
+        own_H = (ctx.first("heads", heads) + jnp.arange(heads)) // shared
+        return jnp.take(x_BTGK, own_H - ctx.first("kv_heads", groups), axis=2)
 
     def kept(self, width: int, rows: int) -> KeptLayer:
         """The last tokens of the convolutions, and the state of each head."""

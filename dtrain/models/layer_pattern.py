@@ -24,7 +24,6 @@ class LayerKind:
     """How queries and keys are rotated; default: `model.position`."""
     dense: bool = False
     """A feed-forward layer of width `model.hidden` in a model whose other layers have experts."""
-
     mixer: Mixer = ATTENTION
     """How tokens are mixed: attention; delta, a linear attention of the sizes of `model.delta` (Qwen 3.5); or
     convolution, over the few tokens of `model.convolution` (LFM2)."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.models.decoder import Decoder
+from dtrain.models.layer_pattern import ATTENTION
 from dtrain.models.resnet import ResNet
 from dtrain.models.rope import Learned
 from dtrain.models.vit import ViT
@@ -30,7 +31,7 @@ LATER: dict[str, object] = {
     "experts.active_groups": 1, "position.partial": 1.0, "position.interleaved": False,
     "out_bias": False, "mlp_bias": False, "parallel_norms": False, "latent": None, "sinks": False, "head_bias": False,
     "experts.group_by": 2, "experts.biases": False, "experts.router_bias": False,
-    "experts.shared_hidden": None,
+    "experts.shared_hidden": None, "attention_gate": False, "delta": None, "convolution": None,
 }  # fmt: skip
 """Settings of decoders that earlier versions did not have, with the values that say what those versions computed."""
 
@@ -112,21 +113,24 @@ OF_KINDS = ("window", "global_every", "window_theta", "pattern")
 BIASES = ("out_bias", "mlp_bias")
 
 
-def kinds(values: Mapping[str, Any], context: int) -> list[tuple[int | None, object, bool]]:
+def kinds(values: Mapping[str, Any], context: int) -> list[tuple[int | None, object, bool, str]]:
     """Of each layer its window, None where a query attends to all keys of a row of `context` tokens, its own rotary
-    positions, None where they are the model's, and whether it is dense."""
+    positions, None where they are the model's, whether it is dense, and its mixer."""
     window, every, theta = values.get("window"), values.get("global_every") or 0, values.get("window_theta")
     shared = {name.removeprefix("position."): value for name, value in values.items() if name.startswith("position.")}
     if values.get("pattern"):
-        own = [(kind["window"], kind["position"], kind.get("dense", False)) for kind in values["pattern"]]
+        own = [
+            (kind["window"], kind["position"], kind.get("dense", False), kind.get("mixer", ATTENTION))
+            for kind in values["pattern"]
+        ]
         one = [kind for kind, given in zip(own, values["pattern"], strict=True) for _ in range(given["count"])]
     else:
-        near = (window, shared | {"theta": theta, "scaling": None} if window and theta else None, False)
-        one = [near] * (every - 1) + [(None, None, False)] if every else [near]
+        near = (window, shared | {"theta": theta, "scaling": None} if window and theta else None, False, ATTENTION)
+        one = [near] * (every - 1) + [(None, None, False, ATTENTION)] if every else [near]
     layers = [one[number % len(one)] for number in range(values["layers"])]
     return [
-        (None if size is not None and size >= context else size, None if rope == shared else rope, dense)
-        for size, rope, dense in layers
+        (None if size is not None and size >= context else size, None if rope == shared else rope, dense, mixer)
+        for size, rope, dense, mixer in layers
     ]
 
 

@@ -8,6 +8,9 @@ from dtrain.core.chips import Chip
 Options = Mapping[str, bool | int | str]
 Overlap = Literal["auto", "none", "products", "kernels", "sparsecore"]
 
+VMEM = "xla_tpu_scoped_vmem_limit_kib"
+"""KiB of the cores' memory that one operation may take; 16 MiB by default."""
+
 PRODUCTS: Options = {
     "xla_tpu_enable_async_collective_fusion": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
@@ -27,7 +30,7 @@ SPARSECORE: Options = {
     "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
     "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": True,
-    "xla_tpu_scoped_vmem_limit_kib": 32768,
+    VMEM: 32 * 1024,
 }
 """The same, with collectives on the SparseCores, where reduce-scatters run beside the step; Google's recipes for v5p
 and later have these options, and more of the cores' memory (VMEM) for an operation: with the compiler's 16 MiB some

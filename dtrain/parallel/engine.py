@@ -21,7 +21,7 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, merged, trained
 from dtrain.models.nn.vma import axes_of, vary
-from dtrain.parallel.compiler_options import Overlap, overlapping, resolved
+from dtrain.parallel.compiler_options import PRODUCTS, SPARSECORE, VMEM, Overlap, overlapping, resolved
 from dtrain.parallel.mesh import PIPELINE
 from dtrain.parallel.rules import Layout
 
@@ -124,27 +124,32 @@ class Compiler:
         return self.build(lowered, self.options(platform, chip))
 
     def build(self, lowered: jax.stages.Lowered, options: Mapping[str, bool | str]) -> jax.stages.Compiled:
-        """Compile with these options. One that the compiler does not have is left out if only `overlap: auto` sets it,
-        since versions of XLA differ; RecipeError names any other, and says what to do about an operation that is too
-        large."""
+        """Compile with these options. One of `overlap: auto` that the compiler does not have is left out, since
+        versions of XLA differ; RecipeError names others, and says what to do about an operation that is too large."""
         while True:
             try:
                 return lowered.compile(compiler_options=dict(options) or None)
             except jax.errors.JaxRuntimeError as error:
                 if "ScopedVmemOom" in str(error):
-                    message = "engine.overlap: the step does not fit the memory that one operation may take (VMEM)"
-                    more = "engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}"
-                    raise RecipeError(message, f"try engine.overlap=none, or {more}") from error
+                    raise self._too_large(options) from error
                 unknown = re.search(r"No such compile option: '(\w+)'", str(error))
-                if not unknown:
+                if not unknown or (name := unknown.group(1)) not in options:
                     raise
-                name = unknown.group(1)
                 if name in self.xla:
                     raise RecipeError(f"engine.xla.{name}: this compiler has no such option") from error
+                if name not in SPARSECORE:
+                    raise
                 if self.overlap != "auto":
                     reason = f"engine.overlap: this compiler has no option {name}, which {self.overlap!r} needs"
                     raise RecipeError(reason, "use auto, which leaves it out") from error
                 options = {other: value for other, value in options.items() if other != name}
+
+    def _too_large(self, options: Mapping[str, bool | str]) -> RecipeError:
+        """An operation exceeds the memory that it works in."""
+        more = f"engine.xla={{{VMEM}: {2 * max(int(options.get(VMEM, 0)), 32 * 1024)}}}"
+        off = "engine.overlap=none, or " if options.keys() & PRODUCTS.keys() else ""
+        message = "the compiler: one operation of the step exceeds the memory that it may take (VMEM)"
+        return RecipeError(message, f"try {off}{more}")
 
 
 def number_collectives(module: Any) -> None:

@@ -22,6 +22,7 @@ WHOLE_PRODUCTS: dict[str, bool | int | str] = {"xla_jf_spmd_threshold_for_window
 
 WAYS: tuple[tuple[str, Jit | ShardMap], ...] = (
     ("", ShardMap()),
+    ("", Jit()),
     ("collectives overlapped", Jit(overlap="products")),
     ("collectives overlapped", ShardMap(overlap="products")),
     ("collectives overlapped with kernels", ShardMap(overlap="kernels")),
@@ -30,7 +31,6 @@ WAYS: tuple[tuple[str, Jit | ShardMap], ...] = (
     ("no windowed products", Jit(xla=WHOLE_PRODUCTS)),
     ("no windowed products, collectives overlapped", Jit(overlap="products", xla=WHOLE_PRODUCTS)),
     ("no collectives overlapped", ShardMap(overlap="none")),
-    ("", Jit()),
 )
 """Engines and compiler options to try, in order: name, engine."""
 
@@ -58,8 +58,8 @@ class Candidate:
         if key == "engine":
             engine, options = self.recipe.engine, set(self.recipe.engine.xla.items())
             known = [(name, way) for name, way in WAYS if (way.kind, way.overlap) == (engine.kind, engine.overlap)]
-            names = [name for name, way in known if set(way.xla.items()) <= options]
-            return ", ".join([value["kind"], *filter(None, names[-1:])])
+            fitting = [(len(way.xla), name) for name, way in known if set(way.xla.items()) <= options]
+            return ", ".join([value["kind"], *filter(None, [max(fitting)[1]] if fitting else [])])
         if key == "model":
             texts = {
                 name: what if isinstance(what, str | int) else f"[{', '.join(what)}]" for name, what in value.items()

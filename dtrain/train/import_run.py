@@ -355,7 +355,8 @@ def _written(
         section["loss_chunks"] = next(chunks)
     layer = "blocks.*." if model.stacks else "blocks."
     matrices = ("query.weight", "latent.*", "out.weight") if model.latent else [f"{name}.weight" for name in ATTENTION]
-    targets = [f"{layer}{name}" for name in matrices]
+    attends = any(model.mixer(kind) is None for kind in model.kinds)
+    targets = [f"{layer}{name}" for name in matrices] if attends else []
     targets += [f"{layer}{name}.*" for name in ("delta", "convolution") if getattr(model, name)]
     targets += [] if model.experts else [f"{layer}mlp.*"]
     template = "  # template: chatml  # if the tokenizer has none of its own\n"

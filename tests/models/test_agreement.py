@@ -13,6 +13,7 @@ from dtrain.core.types import JsonObject
 from dtrain.models.agreement import RECORD, agree, record
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import QueryGrowth
+from dtrain.models.delta import Delta
 from dtrain.models.families.config import FAMILIES as PUBLISHED_FAMILIES
 from dtrain.models.families.config import config_of, published_model
 from dtrain.models.families.fields import Published
@@ -21,7 +22,7 @@ from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
 from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
-from dtrain.models.settings import COMPUTING, LATER, TRAINING, differing, settings
+from dtrain.models.settings import COMPUTING, LATER, TRAINING, differing, later, settings
 from tests.conftest import SHARED
 from tests.models.test_decoder import PUBLISHED
 
@@ -283,6 +284,41 @@ def test_layers_without_experts_are_compared_in_their_order() -> None:
         for pattern in (first, (*first[1:], first[0]))
     )
     assert differing(one, other, 64) == ["pattern"]
+
+
+def test_layers_without_attention_are_compared_in_their_order() -> None:
+    delta, full = LayerKind(mixer="delta"), LayerKind()
+    sizes = Delta(key_heads=2, value_heads=2, key_dim=4, value_dim=4)
+    one, other = (
+        settings(dataclasses.replace(TINY, delta=sizes, pattern=pattern)) for pattern in ((delta, full), (full, delta))
+    )
+    assert differing(one, other, 64) == ["pattern"]
+    assert later({})["delta"] is later({})["convolution"] is None
+
+
+def test_the_fields_of_qwen_3_5_are_read() -> None:
+    usual = read_of("qwen3_5_text", num_hidden_layers=4, attn_output_gate=True, mamba_ssm_dtype="float32")
+    assert [kind.mixer for kind in usual.model.kinds] == ["delta"] * 3 + ["attention"]
+    assert (usual.unserved, usual.unchecked) == ((), ())
+    every = read_of("qwen3_5_text", num_hidden_layers=4, full_attention_interval=2, attn_output_gate=False)
+    assert [kind.mixer for kind in every.model.kinds] == ["delta", "attention"] * 2
+    assert every.unserved == ("attn_output_gate: False",)
+    alone = read_of("qwen3_5_text", num_hidden_layers=2, layer_types=["full_attention"] * 2)
+    assert (alone.model.delta, alone.model.pattern) == (None, ())
+    for wrong in ({"full_attention_interval": 0}, {"linear_conv_kernel_dim": 0}, {"linear_num_key_heads": 2.5}):
+        with pytest.raises(DataError, match="it must be a whole number of at least 1"):
+            read_of("qwen3_5_text", **wrong)
+    for types in ("full_attention", [1, 2]):
+        with pytest.raises(DataError, match="layer_types"):
+            read_of("qwen3_5_text", num_hidden_layers=2, layer_types=types)
+
+
+def test_a_decoder_with_an_image_encoder_may_have_fields_outside_its_own() -> None:
+    text = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 64}
+    inner = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}
+    assert published_model(inner, 64, Path("config.json")).model.tied
+    packed = inner | {"quantization_config": {"quant_method": "gptq"}}
+    assert any("quantization_config" in one for one in published_model(packed, 64, Path("config.json")).unserved)
 
 
 def test_windows_are_those_that_transformers_computes() -> None:

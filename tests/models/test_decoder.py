@@ -27,6 +27,8 @@ from tests.engines import DECODER, LANGUAGE_MODELS, LENGTH, loss_alone, places_i
 from tests.train.test_import_run import read_tree
 
 DELTA = Delta(key_heads=2, value_heads=4, key_dim=4, value_dim=4)
+DELTA_LAYER = LayerKind(mixer="delta")
+MIXED: dict[str, Any] = {"delta": DELTA, "pattern": (DELTA_LAYER, LayerKind())}
 LLAMA = Decoder(vocab=256, context=128, layers=2, width=64, heads=4, kv_heads=2, head_dim=16, hidden=128, epsilon=1e-6)
 PUBLISHED = {
     "llama": LLAMA,
@@ -281,6 +283,14 @@ def test_impossible_fields_are_refused() -> None:
         ({"pattern": (LayerKind(mixer="delta"),)}, "layers have the mixer delta: set its sizes in model.delta"),
         ({"delta": DELTA}, "no layer of model.pattern has the mixer delta"),
         ({"delta": DELTA, "pattern": (LayerKind(mixer="delta", window=4),)}, "neither a window nor rotary positions"),
+        (
+            {"delta": DELTA, "pattern": (DELTA_LAYER, LayerKind()), "bias": True},
+            "layers without attention have no biases",
+        ),
+        (
+            {"delta": DELTA, "pattern": (DELTA_LAYER,), "qk_norm": True},
+            "qk_norm is a setting of attention, which no layer",
+        ),
         (
             {"delta": dataclasses.replace(DELTA, value_heads=3), "pattern": (LayerKind(mixer="delta"),)},
             "key_heads = 2 does not divide value_heads = 3",

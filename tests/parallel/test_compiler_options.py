@@ -66,6 +66,14 @@ class OlderCompiler:
         return compiler_options or {}
 
 
+class Confused:
+    """Refuses an option that it was not given."""
+
+    def compile(self, compiler_options: dict[str, Any] | None) -> None:
+        del compiler_options
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option: 'another'")
+
+
 def built(engine: ShardMap, *unknown: str) -> Any:
     return engine.build(cast("Any", OlderCompiler(*unknown)), engine.options("tpu", chip("v5p")))
 
@@ -75,8 +83,10 @@ def test_what_a_compiler_lacks_is_left_out_unless_the_recipe_names_it() -> None:
     assert built(ShardMap(), first, OFFLOAD).keys() == set(others) - {OFFLOAD}
     with pytest.raises(RecipeError, match=f"engine.overlap: this compiler has no option {OFFLOAD}, which 'sparsecore'"):
         built(ShardMap(overlap="sparsecore"), OFFLOAD)
-    with pytest.raises(RecipeError, match="the step does not fit the memory that one operation may take") as refused:
+    with pytest.raises(RecipeError, match="one operation of the step exceeds the memory that it may take") as refused:
         built(ShardMap(), TOO_LARGE)
-    assert "engine.overlap=none" in refused.value.hint
+    assert refused.value.hint == "try engine.overlap=none, or engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option: 'another'"):
+        ShardMap().build(cast("Any", Confused()), {})
     with pytest.raises(RecipeError, match=f"engine.xla.{OFFLOAD}: this compiler has no such option"):
         built(ShardMap(xla={OFFLOAD: False}), OFFLOAD)

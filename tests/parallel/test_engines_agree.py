@@ -138,6 +138,32 @@ def test_every_rule_is_refused_or_gives_the_numbers_of_one_device(
     assert worst(found, reference) < 1e-5
 
 
+KEYS: list[dict[str, Rule]] = [
+    {"kv_heads": "replicated"}, {"heads": "replicated"}, {"heads": "replicated", "kv_heads": "replicated"}
+]  # fmt: skip
+LINEAR_RULED = [(rules, tensor, engine) for rules in KEYS for tensor in (2, 4) for engine in ("shard_map", "jit")]
+
+
+@pytest.mark.parametrize(
+    ("rules", "tensor", "engine"),
+    [pytest.param(*case, marks=pytest.mark.nightly if number else pytest.mark.slow)
+     for number, case in enumerate(LINEAR_RULED)],
+)  # fmt: skip
+def test_linear_attention_has_the_keys_of_its_values_where_they_are_replicated(
+    rules: dict[str, Rule], tensor: int, engine: str
+) -> None:
+    try:
+        placed = place(LANGUAGE_MODELS["qwen3_5"], ENGINES[engine], Mesh(data=1, tensor=tensor, rules=rules))
+        if ENGINES[engine].refusal(placed.layout):
+            return
+    except RecipeError:
+        return
+    loss, found = gradients(placed)
+    reference_loss, reference = one_device("qwen3_5")
+    assert loss == pytest.approx(reference_loss, rel=2e-6)
+    assert worst(found, reference) < 1e-5
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "tensor"), [(12, 6, 4), (8, 4, 2), (8, 1, 8)])
 @pytest.mark.nightly
 def test_query_heads_use_their_groups_where_keys_are_replicated(heads: int, kv_heads: int, tensor: int) -> None:

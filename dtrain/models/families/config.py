@@ -37,6 +37,8 @@ WITH_IMAGES: dict[str, JsonObject] = {
     },
 }  # fmt: skip
 """Types of decoders with an image encoder, which is not read, and what their `text_config` may leave out."""
+OF_BOTH = ("tie_word_embeddings", "quantization_config")
+"""Fields beside `text_config` that are about the decoder, too."""
 SAME = {"kimi_k2": "deepseek_v3"}
 """Types whose fields and tensors are those of another."""
 _LATENT = "latent attention"
@@ -66,7 +68,8 @@ def published_model(config: JsonObject, context: int, path: Path) -> Published:
     Raises DataError if its architecture is not supported, or a field is missing or has an impossible value.
     """
     if config["model_type"] in WITH_IMAGES and isinstance(text := config.get("text_config"), dict):
-        config = WITH_IMAGES[config["model_type"]] | text
+        outer = {name: config[name] for name in OF_BOTH if name in config}
+        config = WITH_IMAGES[config["model_type"]] | outer | text
     kind = SAME.get(str(config["model_type"]), str(config["model_type"]))
     if kind not in FAMILIES:
         classes = config.get("architectures")

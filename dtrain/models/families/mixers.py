@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dtrain.core.errors import DataError
 from dtrain.core.types import JsonObject
 from dtrain.models.delta import Delta
 from dtrain.models.families import rotary
@@ -36,6 +37,8 @@ def mixed(mixer: Mixer, rule: Rule, read_own: Callable[[Fields], Any], sizes: Ma
         layers = fields("num_hidden_layers")
         types = fields.maybe("layer_types") or list(rule(fields, layers))
         own = read_own(fields)
+        if not isinstance(types, list) or not all(isinstance(one, str) for one in types):
+            raise DataError(f"{fields.path}: layer_types: {types}", "it must be a list of the type of each layer")
         if len(types) != layers or set(types) - {FULL, other}:
             fields.refuse(f"layer_types: {', '.join(sorted(set(types)))}, {len(types)} of {layers} layers")
             return {}
@@ -58,15 +61,24 @@ def delta_layers() -> Part:
     usual = {"key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128, "taps": 4}
 
     def rule(fields: Fields, layers: int) -> list[str]:
-        every = fields.maybe("full_attention_interval") or 4
+        every = _positive(fields, "full_attention_interval")
         return [FULL if number % every == 0 else TYPES["delta"] for number in range(1, layers + 1)]
 
     def own(fields: Fields) -> Delta:
         fields.known.add("full_attention_interval")
-        return Delta(**{ours: fields(theirs, f"delta.{ours}") for ours, theirs in SIZES.items()})
+        return Delta(**{ours: _positive(fields, theirs, f"delta.{ours}") for ours, theirs in SIZES.items()})
 
     part = mixed("delta", rule, own, SIZES)
-    return Part({theirs: usual[ours] for ours, theirs in SIZES.items()}, part.read, part.write)
+    defaults = {theirs: usual[ours] for ours, theirs in SIZES.items()} | {"full_attention_interval": 4}
+    return Part(defaults, part.read, part.write)
+
+
+def _positive(fields: Fields, name: str, ours: str = "") -> int:
+    """A field that is a number of at least one. Raises DataError if it is not."""
+    value = fields(name, ours)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise DataError(f"{fields.path}: {name}: {value}; it must be a whole number of at least 1")
+    return value
 
 
 def convolutions(rule: Rule) -> Part:
@@ -74,7 +86,7 @@ def convolutions(rule: Rule) -> Part:
     taps = "conv_L_cache"
 
     def own(fields: Fields) -> ShortConvolution:
-        return ShortConvolution(taps=fields(taps, "convolution.taps"))
+        return ShortConvolution(taps=_positive(fields, taps, "convolution.taps"))
 
     part = mixed("convolution", rule, own, {"taps": taps})
     return Part({taps: 3}, part.read, part.write)
@@ -128,6 +140,8 @@ def text_rope(partial: float) -> Part:
 QWEN3_5 = (
     text_rope(0.25), delta_layers(), fixed(qk_norm=True, norm_offset=True, attention_gate=True),
     biases(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False)),
+    stated(attn_output_gate=True, mlp_only_layers=[]),
+    known("mamba_ssm_dtype", "output_gate_type", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
 )  # fmt: skip
 """What all decoders of Qwen 3.5 have."""
 

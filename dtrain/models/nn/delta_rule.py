@@ -69,7 +69,8 @@ def gated_delta_rule(
     lower = jnp.tril(jnp.ones((1, 1, 1, 1, size, size), bool))
     if document_BT is None:
         same, sum_NBGRC = lower, jnp.cumsum(decay_NBGRC, -1)
-        enters = leaves = continues = jnp.ones((), jnp.float32)
+        enters = continues = jnp.ones((), jnp.float32)
+        leaves = jnp.ones((1, 1, 1, 1, 1), bool)
     else:
         document_NBC = jnp.moveaxis(jnp.pad(document_BT, fill, mode="edge").reshape(-1, chunks, size), 1, 0)
         last_NB1 = document_NBC[..., -1:]
@@ -79,15 +80,15 @@ def gated_delta_rule(
         # a sum over a document alone: what others add to both terms of a difference would leave its rounding
         own = jnp.where(same, decay_NBGRC[..., None, :], 0)
         sum_NBGRC = own.sum(-1)
-        enters, leaves = (
-            (document_NBC == one_NB1).astype(jnp.float32)[:, :, None, None] for one_NB1 in (before_NB1, last_NB1)
-        )
+        enters = (document_NBC == before_NB1).astype(jnp.float32)[:, :, None, None]
+        leaves = (document_NBC == last_NB1)[:, :, None, None]
         continues = (last_NB1 == before_NB1).astype(jnp.float32)[..., None, None, None]
     # decay from token j to token c of a chunk: exp of a sum that is positive, and could overflow, for later j only
     between_NBGRCJ = jnp.where(same, sum_NBGRC[..., :, None] - sum_NBGRC[..., None, :], -jnp.inf)
     between_NBGRCJ = jnp.exp(between_NBGRCJ)
     enter_NBGRC = jnp.exp(sum_NBGRC) * enters
-    leave_NBGRC = jnp.exp(sum_NBGRC[..., -1:] - sum_NBGRC) * leaves
+    # masked before exp, too: the sum of an earlier document's token may be far below that of the last token
+    leave_NBGRC = jnp.exp(jnp.where(leaves, sum_NBGRC[..., -1:] - sum_NBGRC, -jnp.inf))
     whole_NBGR11 = jnp.exp(sum_NBGRC[..., -1:])[..., None] * continues
     # the values that each token adds to the state depend on those before it in the chunk: a triangular system
     keys_NBGCJ = jnp.einsum("NBGCK,NBGJK->NBGCJ", k_NBGCK, k_NBGCK)

@@ -37,6 +37,22 @@ def test_chunks_give_what_single_tokens_do(length: int, packed: bool) -> None:
         np.testing.assert_allclose(one, expected, atol=2e-5)
 
 
+def test_a_long_document_before_a_short_one_does_not_overflow() -> None:
+    """The decay of the first document's tokens to the end of the chunk has no meaning, and would be exp(+180)."""
+    ones, length = jnp.ones((1, CHUNK, 1, 1, 1)), CHUNK
+    document = jnp.asarray(np.arange(length) >= length - 4, jnp.int32)[None]
+
+    def total(decay: jax.Array) -> jax.Array:
+        y, state = gated_delta_rule(
+            ones[..., 0], ones[..., 0], ones, decay, 0.5 * ones[..., 0], jnp.zeros((1, 1, 1, 1, 1)), document
+        )
+        return y.sum() + state.sum()
+
+    value, slope = jax.value_and_grad(total)(-3 * ones[..., 0])
+    assert np.isfinite(value)
+    assert np.isfinite(slope).all()
+
+
 def test_a_state_goes_on_where_a_row_is_cut() -> None:
     draw = np.random.default_rng(1)
     arrays = [draw.normal(size=(B, 40, G, *more)) for more in ((K,), (K,), (R, V), (R,), (R,))]
