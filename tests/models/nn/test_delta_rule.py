@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dtrain.models.nn.delta_rule import CHUNK, gated_delta_rule, short_convolution, unit_lower_inverse
+from dtrain.models.nn import delta_rule
+from dtrain.models.nn.delta_rule import CHUNK, short_convolution
 
+gated_delta_rule, unit_lower_inverse = jax.jit(delta_rule.gated_delta_rule), jax.jit(delta_rule.unit_lower_inverse)
 B, G, R, K, V = 2, 2, 3, 8, 6
 
 
@@ -32,7 +34,7 @@ def test_chunks_give_what_single_tokens_do(length: int, packed: bool) -> None:
     strength, state = 1 / (1 + np.exp(-draw.normal(size=(B, length, G, R)))), draw.normal(size=(B, G, R, K, V))
     document = np.cumsum(draw.random((B, length)) < 0.05, 1) if packed else None
     given = [jnp.asarray(x, jnp.float32) for x in (q, k, v, decay, strength, state)]
-    found = jax.jit(gated_delta_rule)(*given, None if document is None else jnp.asarray(document))
+    found = gated_delta_rule(*given, None if document is None else jnp.asarray(document))
     for one, expected in zip(found, by_definition(q, k, v, decay, strength, state, document), strict=True):
         np.testing.assert_allclose(one, expected, atol=2e-5)
 
@@ -48,7 +50,7 @@ def test_a_long_document_before_a_short_one_does_not_overflow() -> None:
         )
         return y.sum() + state.sum()
 
-    value, slope = jax.value_and_grad(total)(-3 * ones[..., 0])
+    value, slope = jax.jit(jax.value_and_grad(total))(-3 * ones[..., 0])
     assert np.isfinite(value)
     assert np.isfinite(slope).all()
 
@@ -72,8 +74,8 @@ def test_the_inverse_and_its_gradient() -> None:
     some = 0.1 * jnp.tril(jax.random.normal(jax.random.key(0), (3, CHUNK, CHUNK)), -1)
     expected = np.linalg.inv(np.eye(CHUNK) + np.asarray(some, np.float64))
     np.testing.assert_allclose(unit_lower_inverse(some), expected, atol=1e-6)
-    ours = jax.grad(lambda x: jnp.sin(unit_lower_inverse(x)).sum())(some)
-    theirs = jax.grad(lambda x: jnp.sin(jnp.linalg.inv(jnp.eye(CHUNK)[None] + x)).sum())(some)
+    ours = jax.jit(jax.grad(lambda x: jnp.sin(unit_lower_inverse(x)).sum()))(some)
+    theirs = jax.jit(jax.grad(lambda x: jnp.sin(jnp.linalg.inv(jnp.eye(CHUNK)[None] + x)).sum()))(some)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
