@@ -33,6 +33,13 @@ from dtrain.parallel.rules import Layout
 from dtrain.recipe import recipe
 
 EXAMPLES, LENGTH = 16, 32
+
+
+def initial_values(declared: Any) -> Any:
+    """Initial parameters, made by one program: one by one they would take many."""
+    return jax.jit(lambda: initial(declared, jax.random.key(0), "float32"))()
+
+
 SMALL: dict[str, Any] = {
     "image": (8, 8, 1), "classes": 10, "sizes": (64, 32, 16, 10), "stages": (16, 32), "vocab": 48, "context": LENGTH,
     "layers": 2, "width": 32, "heads": 4, "hidden": 64,

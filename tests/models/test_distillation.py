@@ -15,10 +15,10 @@ from dtrain.data.batch import Feature
 from dtrain.models.decoder import Decoder
 from dtrain.models.distillation import Distillation, DistilledModel
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.param import Tree, initial
+from dtrain.models.nn.param import Tree
 from dtrain.models.nn.single_device import SingleDeviceContext
 from tests.conftest import Dtrain
-from tests.engines import loss_alone
+from tests.engines import initial_values, loss_alone
 
 STUDENT = Decoder(vocab=27, context=12, layers=1, width=8, heads=2, hidden=12, init=0.5, pad_vocab=10)
 TEACHER = Decoder(vocab=27, context=16, layers=2, width=16, heads=2, hidden=24, init=0.6, tied=True, pad_vocab=10)
@@ -44,7 +44,7 @@ def case(**student: Any) -> tuple[DistilledModel, Any, dict[str, jax.Array]]:
     token = jax.random.randint(jax.random.key(1), (3, 12), 0, 27)
     target = jnp.where(jnp.arange(12) < 3, -1, jnp.roll(token, -1, 1))
     batch = {"token": token, "target": target, "weight": jnp.asarray([1.0, 0.0, 1.0])}
-    return model, initial(model.params(), jax.random.key(0), "float32"), batch
+    return model, initial_values(model.params()), batch
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_only_the_student_has_gradients() -> None:
     # a student with the teacher's own parameters has no divergence from it, and so no gradient
     same = DistilledModel(TEACHER, TEACHER, Distillation(**(HOW | {"share": 1.0})))
     twin = {**params["teacher"], "teacher": params["teacher"]}
-    loss, gradients = jax.value_and_grad(lambda tree: same.loss(tree, batch, context()).sum)(twin)
+    loss, gradients = jax.jit(jax.value_and_grad(lambda tree: same.loss(tree, batch, context()).sum))(twin)
     assert float(loss) == pytest.approx(0, abs=1e-4)
     assert all(np.abs(leaf).max() < 1e-4 for leaf in jax.tree.leaves(gradients))
 

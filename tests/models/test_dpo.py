@@ -18,11 +18,11 @@ from dtrain.models.decoder import Decoder
 from dtrain.models.dpo import DPO, PreferenceModel
 from dtrain.models.lora import Adapted, Lora
 from dtrain.models.nn.low_rank import merged
-from dtrain.models.nn.param import Tree, initial
+from dtrain.models.nn.param import Tree
 from dtrain.models.nn.quantised import Width, is_quantised, quantise
 from dtrain.models.nn.single_device import SingleDeviceContext
 from tests.conftest import Dtrain
-from tests.engines import loss_alone
+from tests.engines import initial_values, loss_alone
 
 PAIRS = [{"prompt": f"{i} is ", "chosen": "even" if i % 2 == 0 else "odd", "rejected": "unknown"} for i in range(12)]
 DECODER = Decoder(vocab=256, context=48, layers=2, width=16, heads=2, hidden=24, init=0.2)
@@ -57,7 +57,7 @@ def log_probabilities(model: Decoder, params: Tree, text: str, answer: str) -> f
 def test_the_loss_is_the_published_one(tmp_path: Path, dtype: Width | None) -> None:
     """Also against a base in nf4, whose values are those of the reference."""
     model = PreferenceModel(Adapted(DECODER, replace(LORA, dtype=dtype)), DPO(beta=0.3))
-    params: Any = initial(model.params(), jax.random.key(0), "float32")
+    params: Any = initial_values(model.params())
 
     def kept(form: Any, value: jax.Array) -> Any:
         if not is_quantised(form):
@@ -65,7 +65,7 @@ def test_the_loss_is_the_published_one(tmp_path: Path, dtype: Width | None) -> N
         codes, scales = quantise(value, form, jnp)
         return replace(form, codes=codes, scales=scales.astype(jnp.float32))
 
-    whole = initial(DECODER.params(), jax.random.key(0), "float32")
+    whole = initial_values(DECODER.params())
     params["base"] = jax.tree.map(kept, params["base"], whole, is_leaf=is_quantised)
     noise = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(1), x.shape), params["lora"])
     params = {"base": params["base"], "lora": noise}
@@ -86,7 +86,7 @@ def test_the_loss_is_the_published_one(tmp_path: Path, dtype: Width | None) -> N
     assert float(loss.sum) / 12 == pytest.approx(np.mean(losses), abs=1e-6)
     assert float(loss.metrics["reward_accuracy"]) == right
     # at the start, the adapters add nothing: the loss is log 2
-    untrained = {**params, "lora": initial(model.params(), jax.random.key(0), "float32")["lora"]}
+    untrained = {**params, "lora": initial_values(model.params())["lora"]}
     start = loss_alone(model, untrained, batch)
     assert float(start.sum) / 12 == pytest.approx(np.log(2), abs=1e-6)
 

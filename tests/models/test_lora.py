@@ -18,13 +18,13 @@ from dtrain.core.errors import RecipeError
 from dtrain.data.batches import TrainBatches
 from dtrain.data.order import Order
 from dtrain.models.lora import Lora, adapted, merged
-from dtrain.models.nn.param import abstract, initial, paths
+from dtrain.models.nn.param import abstract, paths
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 from tests.conftest import Dtrain
-from tests.engines import worst
+from tests.engines import initial_values, worst
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ["batch=16", "steps=60", "epochs=null", "optimizer={kind: sgd, lr: 0.1, momentum: 0.5}", "init.run=none"]
@@ -160,7 +160,7 @@ def test_the_gradients_are_those_of_the_definition(name: str) -> None:
     model, lora, ctx = assembly.recipe.model, recipe.lora, SingleDeviceContext(train=False)
     assert lora is not None
     whole = adapted(model, lora)
-    params = disturbed(initial(whole.params(), jax.random.key(0), "float32"))
+    params = disturbed(initial_values(whole.params()))
     batch = {key: jnp.asarray(value) for key, value in recipe.data.open("train").rows(np.arange(4)).items()}
     batch = recipe.data.prepare(batch, jax.random.key(0), False)
 
@@ -192,7 +192,7 @@ def test_at_step_0_the_loss_is_that_of_the_base_bit_for_bit(name: str) -> None:
     recipe = recipe_of(name, "mesh={data: 1}")
     assembly, ctx = assembled(recipe, 1), SingleDeviceContext(train=False)
     model, whole = assembly.recipe.model, adapted(assembly.recipe.model, recipe.lora)
-    params = initial(whole.params(), jax.random.key(0), "float32")
+    params = initial_values(whole.params())
     batch = {key: jnp.asarray(value) for key, value in recipe.data.open("train").rows(np.arange(8)).items()}
     batch = recipe.data.prepare(batch, jax.random.key(0), False)
     with_adapters = jax.jit(lambda p: whole.loss(p, batch, ctx).sum)(params)

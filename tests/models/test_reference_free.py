@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from dtrain.models.lora import Adapted
-from dtrain.models.nn.param import initial
 from dtrain.models.reference_free import ORPO, ReferenceFree, ReferenceFreeModel, SimPO
 from tests.conftest import Dtrain
-from tests.engines import loss_alone
+from tests.engines import initial_values, loss_alone
 from tests.models.test_dpo import DECODER, LORA, PAIRS, log_probabilities, pairs
 
 CHOSEN, REJECTED = [-0.1, -1.5, -0.7, -3.2, -2.0], [-0.9, -0.4, -0.7, -5.0, -0.01]
@@ -47,7 +46,7 @@ def test_a_row_has_the_mean_log_probabilities_of_its_two_answers(
     tmp_path: Path, objective: ReferenceFree, lora: bool
 ) -> None:
     model = ReferenceFreeModel(Adapted(DECODER, LORA) if lora else DECODER, objective)
-    params: Any = initial(model.params(), jax.random.key(0), "float32")
+    params: Any = initial_values(model.params())
     batch = {name: jnp.asarray(x) for name, x in pairs(tmp_path, test=0.0).open("train").rows(np.arange(12)).items()}
     loss = loss_alone(model, params, batch)
     plain, losses, right = params["base"] if lora else params, [], 0

@@ -15,7 +15,7 @@ from dtrain.assembly import state as states
 from dtrain.assembly.assemble import assemble
 from dtrain.checkpoint import manifest
 from dtrain.core.errors import FieldError, RecipeError
-from dtrain.models.nn.param import Param, initial, normal, zeros
+from dtrain.models.nn.param import Param, normal, zeros
 from dtrain.optim import custom
 from dtrain.optim.custom import CustomOptimizer
 from dtrain.optim.groups import Group, grouped
@@ -26,6 +26,7 @@ from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.load import load
 from tests.conftest import Dtrain
+from tests.engines import initial_values
 from tests.optim import my_optimizers
 
 DECLARED = {
@@ -39,7 +40,7 @@ KEY = jax.random.key(0)
 def trained(optimizer: Optimizer, steps: int = 5, declared: Any = DECLARED) -> Any:
     """The parameters after some steps on gradients that differ by step."""
     update = transformation(optimizer, declared, steps)
-    params = initial(declared, jax.random.key(0), "float32")
+    params = initial_values(declared)
     state = update.init(params)
 
     @jax.jit
@@ -75,7 +76,7 @@ def test_a_users_function_gets_its_arguments_and_the_learning_rate() -> None:
     one = CustomOptimizer(lr=0.3, schedule=schedule, target=f"{MODULE}:clipped", args={"b1": 0.5})
     rate = learning_rate(one, 5)
     by_hand = my_optimizers.clipped(rate, b1=0.5)
-    params = initial(DECLARED, jax.random.key(0), "float32")
+    params = initial_values(DECLARED)
     state = by_hand.init(params)
     for number in range(5):
         gradients = jax.tree.map(lambda p, k=number: jnp.cos(p + k), params)
@@ -90,7 +91,7 @@ def test_groups_and_frozen_parameters_hold_for_it() -> None:
     moved = trained(CustomOptimizer(lr=0.1), declared={"w": declared["w"]})
     assert moved.keys() == {"w"}
     still = trained(CustomOptimizer(lr=0.1), declared=grouped(DECLARED, groups[1:]))
-    np.testing.assert_array_equal(still["w"], initial(DECLARED, jax.random.key(0), "float32")["w"])
+    np.testing.assert_array_equal(still["w"], initial_values(DECLARED)["w"])
     assert float(jnp.abs(still["b"]).max()) > 0.1
 
 
@@ -145,7 +146,7 @@ def test_each_layer_and_expert_of_a_stack_is_a_parameter_of_its_own(target: str)
 
 @pytest.mark.slow
 def test_functions_that_treat_every_value_alone_get_stacks_as_they_are() -> None:
-    state = transformation(CustomOptimizer(lr=0.1, target="optax:adam"), STACK, 10).init(initial(STACK, KEY, "float32"))
+    state = transformation(CustomOptimizer(lr=0.1, target="optax:adam"), STACK, 10).init(initial_values(STACK))
     assert (3, 2, 16, 8) in {leaf.shape for leaf in jax.tree.leaves(state)}
     for name in sorted(custom.VALUE_BY_VALUE):  # a stack of two, and each half alone
         values = jax.random.normal(KEY, (2, 5, 4))
@@ -191,7 +192,7 @@ def test_state_in_a_container_for_each_parameter_is_replicated_or_refused() -> N
     assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(found)} == {True}
     with pytest.raises(RecipeError, match=r"optimizer state .*stats.w.left \(256, 256\)"):
         placed(shampoo, Mesh(data=1, fsdp=8))
-    assert worst(trained(shampoo), initial(DECLARED, KEY, "float32")) > 1e-3
+    assert worst(trained(shampoo), initial_values(DECLARED)) > 1e-3
 
 
 def test_labels_may_be_a_function_of_the_parameters() -> None:

@@ -10,13 +10,14 @@ import pytest
 
 from dtrain.core.errors import FieldError
 from dtrain.models.mlp import MLP
-from dtrain.models.nn.param import Param, initial, normal, stacked, zeros
+from dtrain.models.nn.param import Param, normal, stacked, zeros
 from dtrain.optim.optimizer import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
 from dtrain.optim.shared import WSD, Constant, Cosine, Linear, Schedule, Steps
 from dtrain.optim.update import averaged, learning_rate, transformation
+from tests.engines import initial_values
 
 DECLARED = MLP(sizes=(24, 16, 12, 10)).params()
-PARAMS = initial(DECLARED, jax.random.key(0), "float32")
+PARAMS = initial_values(DECLARED)
 MATRICES = jax.tree.map(lambda param: param.decay, DECLARED)
 MEMBERS = typing.get_args(Optimizer)
 
@@ -161,7 +162,7 @@ def test_adafactor_is_that_of_optax_and_stores_rows_and_columns() -> None:
 def test_adafactor_treats_a_stack_of_layers_as_its_layers() -> None:
     one = {"w": Param((16, 4, 3), "embed heads _", normal(1.0), fan_in=("embed",))}
     stack = stacked(one, 3)
-    values = initial(stack, jax.random.key(0), "float32")["w"]
+    values = initial_values(stack)["w"]
     gradient = jnp.sin(values * 31) * jnp.arange(1.0, 4).reshape(3, 1, 1, 1)
 
     def moved(declared: object, w: jax.Array, g: jax.Array) -> jax.Array:

@@ -30,7 +30,7 @@ from dtrain.optim.optimizer import SGD, Optimizer
 from dtrain.optim.shared import Cosine, Schedule
 from dtrain.optim.update import averaged, learning_rate, transformation
 from dtrain.train.progress import Improvement
-from tests.engines import MEMBERS, random_batch
+from tests.engines import MEMBERS, initial_values, random_batch
 
 TINY = {"vocab": 12, "context": 16, "layers": 2, "width": 16, "heads": 2, "hidden": 24}
 DELTA = Delta(key_heads=2, value_heads=4, key_dim=4, value_dim=4)
@@ -213,7 +213,7 @@ def test_every_field_of_a_model_changes_its_program(name: str, field: str, value
 def walk(optimizer: Any) -> Any:
     """Parameters after a few steps, averaged if the optimizer averages them."""
     declared = grouped(MLP(sizes=(24, 16, 12, 10)).params(), optimizer.groups)
-    params = initial(declared, jax.random.key(0), "float32")
+    params = initial_values(declared)
     update = transformation(optimizer, declared, 12)
     state = update.init(params)
     for step in range(12):
