@@ -33,8 +33,8 @@ SPARSECORE: Options = {
     VMEM: 32 * 1024,
 }
 """The same, with collectives on the SparseCores, where reduce-scatters run beside the step; Google's recipes for v5p
-and later have these options, and more of the cores' memory (VMEM) for an operation: with the compiler's 16 MiB some
-products with a gather beside them do not compile."""
+and later have these options. An operation may take more of the cores' memory (VMEM, in Google's recipes for v6e 96
+MiB): with the compiler's 16 MiB some products with a gather beside them do not compile."""
 
 TPU: Mapping[Overlap, Options] = {"none": {}, "products": PRODUCTS, "kernels": KERNELS, "sparsecore": SPARSECORE}
 

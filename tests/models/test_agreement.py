@@ -313,6 +313,18 @@ def test_the_fields_of_qwen_3_5_are_read() -> None:
             read_of("qwen3_5_text", num_hidden_layers=2, layer_types=types)
 
 
+def test_the_fields_of_lfm2_are_read() -> None:
+    """Its files have some fields twice, and the width of the feed-forward layer before it is adjusted."""
+    twice = {"block_ff_dim": 96, "intermediate_size": 96, "tie_embedding": True, "full_attn_idxs": [1], "conv_dim": 32}
+    types = ["conv", "full_attention"]
+    found = read_of("lfm2", num_hidden_layers=2, layer_types=types, block_multiple_of=16, norm_eps=1e-5, **twice)
+    assert [kind.mixer for kind in found.model.kinds] == ["convolution", "attention"]
+    assert (found.model.hidden, found.model.tied, found.unserved, found.unchecked) == (64, True, (), ())
+    assert read_of("lfm2", conv_bias=True).unserved == ("conv_bias: True",)
+    with pytest.raises(DataError, match="no layer_types"):
+        read_of("lfm2_moe")
+
+
 def test_a_decoder_with_an_image_encoder_may_have_fields_outside_its_own() -> None:
     text = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 64}
     inner = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}

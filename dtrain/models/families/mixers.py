@@ -149,7 +149,7 @@ LFM2 = (
     renamed(tie_embedding="tie_word_embeddings", block_ff_dim="intermediate_size"),
     *sizes(epsilon=("norm_eps", 1e-5), kv_heads=8, tied=True, act=None), rope(1e6),
     fixed(qk_norm=True, feed_forward="swiglu"), stated(conv_bias=False, block_use_swiglu=True, use_pos_enc=True),
-    known("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init",
-          "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
+    known("full_attn_idxs", "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
+          "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
 )  # fmt: skip
 """What all decoders of LFM2 have. Its older files repeat some fields under names of its first code."""
