@@ -17,9 +17,10 @@ from dtrain.models.delta import Delta
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import Experts
 from dtrain.models.nn.kv_cache import CachedContext, KVCache
-from dtrain.models.nn.param import initial
+from dtrain.models.nn.param import count, initial
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned, Rope
+from dtrain.models.short_convolution import ShortConvolution
 from dtrain.recipe.compose import presets
 from dtrain.recipe.parse import Problems, section
 from tests.conftest import SHARED
@@ -322,3 +323,15 @@ def test_flops_are_six_for_each_parameter_and_token_and_those_of_causal_attentio
     assert moe.flops(example, 5, moe.params()).step == pytest.approx(
         model.flops(example, 5, model.params()).step + more
     )
+
+
+def test_flops_of_other_mixers_are_those_of_their_parameters_and_states() -> None:
+    """The state of a head is read twice and added to for each token; one of the two layers has attention."""
+    own = {"delta": Delta(key_heads=2, value_heads=4, key_dim=8, value_dim=12), "convolution": ShortConvolution(taps=3)}
+    for (name, sizes_of_it), products in zip(own.items(), (3 * 4 * 8 * 12, 3 * 32), strict=True):
+        pattern = (LayerKind(mixer=name), LayerKind())  # pyright: ignore[reportArgumentType]
+        sizes: dict[str, Any] = {"width": 32, "heads": 4, "hidden": 48, "tied": True, "pattern": pattern}
+        model = Decoder(vocab=100, context=64, layers=2, **sizes, **{name: sizes_of_it})
+        parameters = count({key: value for key, value in model.params().items() if key != "embed"}) + 100 * 32
+        step = model.flops({"token": Feature((64,), "int32")}, 5, model.params()).step
+        assert step == pytest.approx((6 * parameters + 12 * 32 * 65 / 2 + 6 * products) * 64 * 5)
