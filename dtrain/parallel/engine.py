@@ -64,7 +64,8 @@ class Compiler:
     overlap: Overlap = "auto"
     """What the compiler runs collectives beside. On TPUs: matrix "products"; "kernels", too, such as attention and the
     products of experts; "sparsecore": collectives also run on the SparseCores, "kernels" where a chip has none; "none";
-    "auto": what plans find fastest for chip and engine. On GPUs all but "none" are the same."""
+    "auto": what plans find fastest for the chip under shard_map, and "none" under jit. On GPUs all but "none" are the
+    same."""
     xla: dict[str, bool | int | str] = field(default_factory=dict)
     """XLA options: {xla_tpu_scoped_vmem_limit_kib: 65536}, also against one that `overlap` sets. Those of other
     hardware are ignored."""
@@ -132,6 +133,9 @@ class Compiler:
             except jax.errors.JaxRuntimeError as error:
                 if "ScopedVmemOom" in str(error):
                     raise self._too_large(options) from error
+                if str(error).startswith("INTERNAL") and options.keys() & PRODUCTS.keys():
+                    reason = " ".join(str(error).split())[:300]
+                    raise RecipeError(f"the compiler failed: {reason}", "try engine.overlap=none") from error
                 unknown = re.search(r"No such compile option: '(\w+)'", str(error))
                 if not unknown or (name := unknown.group(1)) not in options:
                     raise

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dtrain.core.chips import Chip
 from dtrain.data.batch import Batch
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Block, Layers
@@ -25,7 +24,6 @@ from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import varied
-from dtrain.parallel.compiler_options import Overlap
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
 from dtrain.parallel.gather import (
     gathered_in,
@@ -48,9 +46,6 @@ class Jit(Compiler):
     """The compiler inserts every collective."""
 
     kind: Literal["jit"] = "jit"
-
-    def automatic(self, chip: Chip) -> Overlap:
-        return "sparsecore" if chip.sparse_offload else "none"
 
     @property
     def explicit(self) -> bool:

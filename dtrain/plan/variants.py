@@ -27,6 +27,7 @@ WAYS: tuple[tuple[str, Jit | ShardMap], ...] = (
     ("collectives overlapped", ShardMap(overlap="products")),
     ("collectives overlapped with kernels", ShardMap(overlap="kernels")),
     ("collectives on the SparseCores", ShardMap(overlap="sparsecore")),
+    ("collectives on the SparseCores", Jit(overlap="sparsecore")),
     ("windowed products in gradients only", Jit(xla=WHOLE_GATHERS)),
     ("no windowed products", Jit(xla=WHOLE_PRODUCTS)),
     ("no windowed products, collectives overlapped", Jit(overlap="products", xla=WHOLE_PRODUCTS)),
@@ -121,7 +122,8 @@ def engine_variants(candidate: Candidate, base: Recipe, on: Target) -> Iterator[
         )
         changed, program = dataclasses.replace(recipe, engine=engine), _program(engine, on)
         named = bool(way.xla) or way.overlap != "auto"
-        if (named and on.platform != "tpu") or program in tried or problems_of(changed, None):
+        absent = way.overlap == "sparsecore" != way.overlapped(on.platform, on.chip)
+        if absent or (named and on.platform != "tpu") or program in tried or problems_of(changed, None):
             continue
         tried.append(program)
         kept = {"kind"} | ({"overlap"} if base.engine.overlap != "auto" else set())

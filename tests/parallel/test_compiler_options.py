@@ -12,7 +12,7 @@ from dtrain.parallel.jit import Jit
 from dtrain.parallel.pmap import Pmap
 from dtrain.parallel.shard_map import ShardMap
 
-TOO_LARGE = "too large"
+TOO_LARGE, BROKEN = "too large", "broken"
 OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter"
 
 
@@ -32,8 +32,8 @@ def chip(name: str) -> Chip:
         (ShardMap(overlap="products"), "v5p", PRODUCTS),
         (ShardMap(overlap="none"), "v5p", {}),
         (ShardMap(xla={OFFLOAD: False}), "v5p", SPARSECORE | {OFFLOAD: False}),
-        (Jit(), "v5p", SPARSECORE),
-        (Jit(), "v4", {}),
+        (Jit(), "v5p", {}),
+        (Jit(overlap="sparsecore"), "v6e", SPARSECORE),
         (Jit(overlap="kernels"), "v5p", KERNELS),
         (Pmap(), "v5p", {}),
         (ShardMap(), "h100", {SCHEDULED: True}),
@@ -60,6 +60,8 @@ class OlderCompiler:
     def compile(self, compiler_options: dict[str, Any] | None) -> dict[str, Any]:
         if self.unknown == (TOO_LARGE,):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: Ran out of memory")
+        if self.unknown == (BROKEN,):
+            raise jax.errors.JaxRuntimeError("INTERNAL: Failed to verify lowered MLO module.")
         for name in compiler_options or {}:
             if name in self.unknown:
                 raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: No such compile option: '{name}'")
@@ -86,6 +88,9 @@ def test_what_a_compiler_lacks_is_left_out_unless_the_recipe_names_it() -> None:
     with pytest.raises(RecipeError, match="one operation of the step exceeds the memory that it may take") as refused:
         built(ShardMap(), TOO_LARGE)
     assert refused.value.hint == "try engine.overlap=none, or engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}"
+    with pytest.raises(RecipeError, match="the compiler failed: INTERNAL: Failed to verify") as failed:
+        built(ShardMap(), BROKEN)
+    assert failed.value.hint == "try engine.overlap=none"
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option: 'another'"):
         ShardMap().build(cast("Any", Confused()), {})
     with pytest.raises(RecipeError, match=f"engine.xla.{OFFLOAD}: this compiler has no such option"):

@@ -122,10 +122,11 @@ def test_a_search_tries_each_program_once(tmp_path: Path, on: str, auto: str) ->
     engines = [base.engine, *(one.recipe.engine for one in found)]
     programs = [(engine.kind, engine.chosen(hardware.platform, hardware.chip)) for engine in engines]
     assert all(one not in programs[:number] for number, one in enumerate(programs))
-    assert len(programs) == {"v5p-8": 9, "v4-8": 8, "h100-8": 2}[on]
+    assert len(programs) == {"v5p-8": 10, "v4-8": 8, "h100-8": 2}[on]
     texts = [one.text for one in found]
     assert "shard_map" in texts
     assert not any(text.startswith("shard_map") and auto in text for text in texts if auto)
+    assert ("jit, collectives on the SparseCores" in texts) == (on == "v5p-8")
 
 
 def test_the_winner_keeps_the_other_keys_of_the_engine(tmp_path: Path) -> None:
