@@ -32,7 +32,7 @@ class Checks:
 
 CHECKS = {
     "v5e": Checks(0.97, 1.06, 2),
-    "v5p": Checks(0.99, 1.12, 5),
+    "v5p": Checks(0.97, 1.11, 5),
     "v6e": Checks(0.84, 1.14, 17),
     "tpu7x": Checks(0.95, 1.30, 5),
     "a100": Checks(0.93, 0.96, 4),
