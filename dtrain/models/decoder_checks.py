@@ -1,9 +1,9 @@
 """Checks of a decoder's settings: which of them exclude each other."""
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from dtrain.core.errors import FieldError
-from dtrain.models.layer_pattern import ATTENTION, Mixer
+from dtrain.models.layer_pattern import ATTENTION, OTHER_MIXERS
 from dtrain.models.rope import Learned, Rope
 
 if TYPE_CHECKING:
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 PATTERNED = ("window", "global_every", "window_theta")
 """Settings that `pattern` replaces."""
-
 
 OF_ATTENTION = (
     "qk_norm", "qkv_clip", "qkv_bias", "out_bias", "latent", "attention_gate", "sinks", "query_growth",
@@ -60,7 +59,7 @@ def _check_mixers(model: "Decoder") -> None:
         raise FieldError("bias", "layers without attention have no biases", hint)
     if used and ATTENTION not in used and (given := [name for name in OF_ATTENTION if getattr(model, name)]):
         raise FieldError(given[0], f"{given[0]} is a setting of attention, which no layer of model.pattern has")
-    if unused := [name for name in get_args(Mixer) if name != ATTENTION and getattr(model, name) and name not in used]:
+    if unused := [name for name in OTHER_MIXERS if getattr(model, name) and name not in used]:
         hint = f"name it in some of the layers, as in pattern: [{{count: 3, mixer: {unused[0]}}}, {{}}]"
         raise FieldError(unused[0], f"no layer of model.pattern has the mixer {unused[0]}", hint)
     if (delta := model.delta) and delta.value_heads % delta.key_heads:

@@ -16,7 +16,7 @@ from dtrain.models.nn.delta_rule import gated_delta_rule, short_convolution
 from dtrain.models.nn.kv_cache import Kept, KeptLayer
 from dtrain.models.nn.layers import added, lift, normalised, scale
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.param import Init, Param, Tree
+from dtrain.models.nn.param import Init, Param, Tree, uniform
 from dtrain.models.nn.remat import ATTENTION
 
 CONVOLVED = ("query", "key", "value")
@@ -51,16 +51,12 @@ class Delta:
         tree: Tree = {"query": of_keys, "key": of_keys, "value": of_values, "gate": of_values}
         tree |= {"strength": of_heads, "decay": of_heads}
         for name, shape, head in zip(CONVOLVED, (keys, keys, values), ("kv_heads", "kv_heads", "heads"), strict=True):
-            tree[f"{name}_taps"] = Param((*shape, self.taps), f"{head} _ _", self._taps, decay=False)
+            tree[f"{name}_taps"] = Param((*shape, self.taps), f"{head} _ _", uniform(self.taps**-0.5), decay=False)
         tree["rate"] = Param((self.value_heads,), "heads", _rate, decay=False, exact=True)
         tree["shift"] = Param((self.value_heads,), "heads", _shift, decay=False, exact=True)
         tree["scale"] = scale((self.value_dim,), "_")
         tree["out"] = Param((*values, width), "heads _ embed", outer, fan_in=("heads", "_"))
         return tree
-
-    def _taps(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        bound = self.taps**-0.5
-        return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
     def apply(
         self, own: Tree, y_BTE: jax.Array, document_BT: jax.Array | None, epsilon: float, ctx: Context

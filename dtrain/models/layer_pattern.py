@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from dtrain.core.types import Positive
 from dtrain.models.rope import NoPosition, Rope
@@ -10,6 +10,8 @@ from dtrain.models.rope import NoPosition, Rope
 DENSE, SPARSE, ATTENTION = "dense", "sparse", "attention"
 Mixer = Literal["attention", "delta", "convolution"]
 """How a layer mixes the tokens of a row."""
+OTHER_MIXERS = tuple(name for name in get_args(Mixer) if name != ATTENTION)
+"""Each has a section of that name in the model, with its sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,10 +136,11 @@ def kinds(values: Mapping[str, Any], context: int) -> list[tuple[int | None, obj
 
 def _resolved(model: Decoder) -> Settings:
     scalar, multiplier = model.query_pre_attn_scalar, model.attention_multiplier
+    wide = not model.experts or any(kind.dense for kind in model.kinds)
     return {
         "kv_heads": model.groups,
         "head_dim": model.head_size,
-        "hidden": None if model.experts and not model.stacks else model.hidden or 4 * model.width,
+        "hidden": (model.hidden or 4 * model.width) if wide else None,
         "bias": model.bias or (model.qkv_bias and model.out_bias and model.mlp_bias),
         **{name: model.bias or getattr(model, name) for name in ("qkv_bias", "out_bias", "mlp_bias")},
         "query_pre_attn_scalar": None if scalar == model.head_size else scalar,

@@ -6,14 +6,13 @@ Dims: B batch, T tokens, E embed, C channels, W taps of the convolution.
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 
 from dtrain.core.types import Positive
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.delta_rule import short_convolution
 from dtrain.models.nn.kv_cache import Kept, KeptLayer
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.param import Init, Param, Tree
+from dtrain.models.nn.param import Init, Param, Tree, uniform
 
 GATES = ("before", "after", "value")
 """The matrices from the activations: gates before and after the convolution, and what is convolved."""
@@ -32,13 +31,8 @@ class ShortConvolution:
 
     def params(self, width: int, inner: Init, outer: Init) -> Tree:
         """Matrices from the activations, taps, the matrix back. Channels are split as heads are."""
-        bound = self.taps**-0.5
-
-        def uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-            return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
-
         tree: Tree = {name: Param((width, width), "embed heads", inner, fan_in=("embed",)) for name in GATES}
-        tree["taps"] = Param((width, self.taps), "heads _", uniform, decay=False)
+        tree["taps"] = Param((width, self.taps), "heads _", uniform(self.taps**-0.5), decay=False)
         tree["out"] = Param((width, width), "heads embed", outer, fan_in=("heads",))
         return tree
 

@@ -43,16 +43,9 @@ SCHEDULED = "xla_gpu_enable_latency_hiding_scheduler"
 
 
 def resolved(overlap: Overlap, platform: str, chip: Chip | None) -> Overlap:
-    """What is done on this hardware; "none" on all but TPUs. `auto` was resolved before, by the engine."""
+    """What is done on this hardware; "none" on all but TPUs. `auto` was replaced before, by the engine."""
     if platform != "tpu":
         return "none"
     if overlap == "sparsecore":
         return "sparsecore" if chip and chip.sparse_offload else "kernels"
     return overlap
-
-
-def overlapping(overlap: Overlap, platform: str, chip: Chip | None) -> Options:
-    """The options of XLA that overlap collectives with work on this hardware."""
-    if platform == "gpu":
-        return {SCHEDULED: overlap != "none"}
-    return TPU[resolved(overlap, platform, chip)]

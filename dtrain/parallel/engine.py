@@ -21,7 +21,7 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, merged, trained
 from dtrain.models.nn.vma import axes_of, vary
-from dtrain.parallel.compiler_options import PRODUCTS, SPARSECORE, VMEM, Overlap, overlapping, resolved
+from dtrain.parallel.compiler_options import PRODUCTS, SCHEDULED, SPARSECORE, TPU, VMEM, Overlap, resolved
 from dtrain.parallel.mesh import PIPELINE
 from dtrain.parallel.rules import Layout
 
@@ -85,18 +85,15 @@ class Compiler:
 
     def overlapped(self, platform: str, chip: Chip | None) -> Overlap:
         """What `overlap` is on this hardware."""
-        return resolved(self._overlap(platform, chip), platform, chip)
-
-    def _overlap(self, platform: str, chip: Chip | None) -> Overlap:
-        if self.overlap != "auto" or platform != "tpu":
-            return self.overlap
-        return self.automatic(chip) if chip else "none"
+        automatic = self.automatic(chip) if chip else "none"
+        return resolved(automatic if self.overlap == "auto" else self.overlap, platform, chip)
 
     def chosen(self, platform: str, chip: Chip | None = None) -> dict[str, bool | str]:
         """The options that the section asks of this hardware's compiler. `chip`: None if it is not in the table."""
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
         foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
-        given = {**overlapping(self._overlap(platform, chip), platform, chip), **self.xla}
+        own = {SCHEDULED: self.overlap != "none"} if platform == "gpu" else TPU[self.overlapped(platform, chip)]
+        given = {**own, **self.xla}
         line = {name: value if isinstance(value, bool) else str(value) for name, value in given.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}
 

@@ -216,10 +216,10 @@ def _replayed(
     say: Say,
 ) -> Replayed:
     recipe, begin = assembly.recipe, int(state.step)
-    compiled = _compiled(assembly, assembly.train())
+    compiled = assembly.compile(assembly.train())
     measured = replace(recipe, track=replace(recipe.track, norms=True, every=1))
     with_norms = assemble(measured, jax.devices(), known.source.example, assembly.steps, assembly.frozen)
-    norms_at = _compiled(with_norms, with_norms.train())
+    norms_at = with_norms.compile(with_norms.train())
     put = Put(recipe.engine, assembly.layout, recipe.batch)
     host = host_batches(assembly, known.source, put.held, 0, int(known.rows(step)[-1]) // recipe.batch + 1)
     losses, norms, values = dict[int, float](), dict[int, dict[str, float]](), dict[str, float]()
@@ -264,10 +264,6 @@ def _replayed(
         tuple(outliers(norms)),
         () if finite else tuple(_located(assembly, origin, batch)),
     )
-
-
-def _compiled(assembly: Assembly, traced: Any) -> Any:
-    return assembly.compile(traced)
 
 
 def _copy(state: State) -> State:
@@ -317,7 +313,7 @@ def _examples(
 ) -> tuple[list[Example], str]:
     """The losses of the examples of a step, as the step computes them; and why they are not known."""
     mixed: list[str] = []
-    compiled = _compiled(assembly, assembly.batch_loss(mixed))
+    compiled = assembly.compile(assembly.batch_loss(mixed))
     if mixed:
         return [], f"the loss compares examples with each other ({', '.join(dict.fromkeys(mixed))})"
     indices = known.order(numbers)

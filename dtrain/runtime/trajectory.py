@@ -167,7 +167,7 @@ def trajectory(
         zip(*(jax.tree.leaves(tree) for tree in (paths(single.layout.declared), single.layout.declared)), strict=True)
     )
     before = _of(state, declared)
-    step = _compiled(single, single.train(gradients_too=True))
+    step = single.compile(single.train(gradients_too=True))
     losses: list[float] = []
     gradients: Values = {}
     for batch in _batches(single, source, steps, backwards):
@@ -183,7 +183,7 @@ def trajectory(
 
 def _in_calls(assembly: Assembly, source: Source, steps: int, start: Values | None) -> tuple[list[float], State]:
     state, losses, most = initial_state(assembly, start), list[float](), assembly.recipe.engine.steps_per_call
-    step = _compiled(assembly, assembly.train())
+    step = assembly.compile(assembly.train())
     calls = [range(first, min(first + most, steps)) for first in range(0, steps, most)]
     for call, batches in zip(calls, train_batches(assembly, source, 0, steps, lambda _: None, calls), strict=True):
         state, metrics = step(state, batches)
@@ -206,10 +206,6 @@ def initial_state(assembly: Assembly, start: Values | None) -> State:
     for part, origin in recorded_sources(assembly.recipe, NO_RUN).items():
         given |= initial_from(assembly, origin, lambda _: None, part).read()
     return create_state(assembly.make, assembly.shapes, given)
-
-
-def _compiled(assembly: Assembly, traced: Any) -> Any:
-    return assembly.compile(traced)
 
 
 def _batches(assembly: Assembly, source: Source, steps: int, backwards: bool) -> Iterator[Any]:

@@ -31,6 +31,7 @@ from dtrain.data.tokenizer_files import copy_tokenizer
 from dtrain.models.agreement import CONFIG, agree, described, record
 from dtrain.models.decoder import Decoder
 from dtrain.models.families.fields import Published
+from dtrain.models.layer_pattern import OTHER_MIXERS
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.nn.param import count
 from dtrain.recipe.load import given_part, lasting_text, load, plain
@@ -357,7 +358,7 @@ def _written(
     matrices = ("query.weight", "latent.*", "out.weight") if model.latent else [f"{name}.weight" for name in ATTENTION]
     attends = any(model.mixer(kind) is None for kind in model.kinds)
     targets = [f"{layer}{name}" for name in matrices] if attends else []
-    targets += [f"{layer}{name}.*" for name in ("delta", "convolution") if getattr(model, name)]
+    targets += [f"{layer}{name}.*" for name in OTHER_MIXERS if getattr(model, name)]
     targets += [] if model.experts else [f"{layer}mlp.*"]
     template = "  # template: chatml  # if the tokenizer has none of its own\n"
     if found:

@@ -206,11 +206,10 @@ def _compiled(
         warnings = trace_checks.baked_constants(traced, session.recipe.guard.constants_mb)
         warnings += trace_checks.callbacks(traced)
         warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
-        build = assembly.compile
         # XLA compiles without Python's lock: both programs at the same time
         with Counter() as programs, ThreadPoolExecutor(1) as thread:
-            other = thread.submit(build, evaluation)
-            step, evaluate = build(traced), other.result()
+            other = thread.submit(assembly.compile, evaluation)
+            step, evaluate = assembly.compile(traced), other.result()
         await_compiled()
     same = known and session.recipe.guard.purity and session.log.values["pure_trace"] == known
     if same and session.log.values["compiled_before"]:  # else that start ended before it had compiled the program

@@ -323,6 +323,9 @@ def test_the_fields_of_lfm2_are_read() -> None:
     assert read_of("lfm2", conv_bias=True).unserved == ("conv_bias: True",)
     with pytest.raises(DataError, match="no layer_types"):
         read_of("lfm2_moe")
+    sparse = read_of("lfm2_moe", num_hidden_layers=2, layer_types=types, num_dense_layers=0).model
+    assert (sparse.stacks, settings(sparse)["hidden"]) == (("convolution_sparse", "sparse"), None)
+    assert config_of(sparse)["intermediate_size"] == sparse.experts.hidden  # pyright: ignore[reportOptionalSubscript]
 
 
 def test_a_decoder_with_an_image_encoder_may_have_fields_outside_its_own() -> None:

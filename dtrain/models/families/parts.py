@@ -327,7 +327,7 @@ def dense_layers(read: Callable[[Fields, int], Sequence[bool]], write: Callable[
 
     def written(model: "Decoder") -> JsonObject:
         own = write([kind.dense for kind in model.kinds])
-        return own | ({"intermediate_size": model.hidden} if model.stacks else {})
+        return own | ({"intermediate_size": model.hidden} if any(kind.dense for kind in model.kinds) else {})
 
     return Part({}, flags, written)
 

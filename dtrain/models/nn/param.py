@@ -183,6 +183,11 @@ def normal(std: float) -> Init:
     return lambda key, shape: std / CUT * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
+def uniform(bound: float) -> Init:
+    """A uniform distribution between -bound and bound."""
+    return lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
 def zeros(_: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """All zero."""
     return jnp.zeros(shape, jnp.float32)
