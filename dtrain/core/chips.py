@@ -96,10 +96,17 @@ class Chip:
     int8: float = 1.0
     """Rate of products of int8 over that of bfloat16. TPUs: cycles of one product of 4096 x 4096 x 4096, by the cost
     model of libtpu 0.0.42; GPUs: data sheets."""
+    fp8: float = 1.0
+    """The same of fp8 (e4m3)."""
     sparse_offload: bool = False
     """Whether XLA can run collectives on its SparseCores."""
     gpu: Gpu | None = None
     cloud: Cloud | None = None
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Rates of products over those of bfloat16, by the formats of `precision.matmul`."""
+        return {"int8": self.int8, "fp8": self.fp8}
 
     @property
     def flops_per_device(self) -> float:
@@ -153,20 +160,20 @@ CHIPS = (
         name="v5e", flops=197e12, hbm=16e9, room=15.75 * GIB, bandwidth=819e9, kinds=("TPU v5 lite", "TPU v5e"),
         platform="tpu", price=1.20,
         link_bandwidth=45e9, network_bandwidth=3.1e9, aliases=("v5litepod",), dims=2, max_chips=256, wraparound=16,
-        int8=2.0,
+        int8=2.0, fp8=0.99,
         cloud=Cloud(label="tpu-v5-lite-podslice", machine="ct5lp-hightpu-4t",
                     accelerator="v5litepod", runtime="v2-alpha-tpuv5-lite"),
     ),
     Chip(
         name="v5p", flops=459e12, hbm=95e9, room=95.74 * GIB, bandwidth=2765e9, kinds=("TPU v5", "TPU v5p"),
-        platform="tpu", sparse_offload=True, int8=1.98, price=4.20,
+        platform="tpu", sparse_offload=True, int8=1.98, fp8=0.99, price=4.20,
         link_bandwidth=90e9, network_bandwidth=6.25e9, dims=3, units_per_chip=2, max_chips=6144,
         cloud=Cloud(label="tpu-v5p-slice", machine="ct5p-hightpu-4t",
                     accelerator="v5p", runtime="v2-alpha-tpuv5"),
     ),
     Chip(
         name="v6e", flops=918e12, hbm=32e9, room=31.25 * GIB, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e"),
-        platform="tpu", sparse_offload=True, product=0.60, int8=1.31, price=2.70,
+        platform="tpu", sparse_offload=True, product=0.60, int8=1.31, fp8=0.92, price=2.70,
         link_bandwidth=90e9, network_bandwidth=12.5e9, aliases=("trillium",), dims=2, max_chips=256, wraparound=16,
         cloud=Cloud(label="tpu-v6e-slice", machine="ct6e-standard-4t",
                     accelerator="v6e", runtime="v2-alpha-tpuv6e"),
@@ -174,7 +181,7 @@ CHIPS = (
     Chip(
         name="tpu7x", flops=2307e12, hbm=192e9, room=94.75 * GIB, bandwidth=7380e9, kinds=("TPU7x",),
         platform="tpu", sparse_offload=True, devices=2,
-        product=0.69, price=12.00, aliases=("ironwood", "v7x"),
+        product=0.69, int8=0.97, fp8=2.10, price=12.00, aliases=("ironwood", "v7x"),
         link_bandwidth=100e9, network_bandwidth=12.5e9, dims=3, units_per_chip=2, max_chips=9216,
         cloud=Cloud(label="tpu7x", machine="tpu7x-standard-4t"),
     ),
@@ -196,21 +203,21 @@ CHIPS = (
     ),
     Chip(
         name="h100", flops=989.4e12, hbm=80e9, room=0.75 * 80e9, bandwidth=3350e9, kinds=("H100 80GB HBM3",),
-        product=0.6, price=11.06, gpu=HOPPER, int8=2.0,
+        product=0.6, price=11.06, gpu=HOPPER, int8=2.0, fp8=2.0,
         link_bandwidth=450e9, network_bandwidth=4 * 200e9 / 8 / 8,  # four cards of 200 Gbit/s for eight GPUs
         cloud=Cloud(label="nvidia-h100-80gb", machine="a3-highgpu-8g", sold=(1, 2, 4, 8),
                     sky="H100"),
     ),
     Chip(
         name="h200", flops=989.4e12, hbm=141e9, room=0.75 * 141e9, bandwidth=4800e9, kinds=("H200",),
-        product=0.6, price=10.60, gpu=HOPPER, int8=2.0,
+        product=0.6, price=10.60, gpu=HOPPER, int8=2.0, fp8=2.0,
         link_bandwidth=450e9, network_bandwidth=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
         cloud=Cloud(label="nvidia-h200-141gb", machine="a3-ultragpu-8g", sold=(8,),
                     sky="H200"),
     ),
     Chip(
         name="b200", flops=2250e12, hbm=180e9, room=0.75 * 180e9, bandwidth=8000e9, kinds=("B200",),
-        product=0.6, price=16.00, gpu=BLACKWELL, int8=2.0,
+        product=0.6, price=16.00, gpu=BLACKWELL, int8=2.0, fp8=2.0,
         link_bandwidth=900e9, network_bandwidth=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
         cloud=Cloud(label="nvidia-b200", machine="a4-highgpu-8g", sold=(8,),
                     sky="B200"),

@@ -319,7 +319,7 @@ def what_if(bill: Bill, say: Say) -> Iterator[tuple[str, Bill | str]]:
     on, recipe = bill.plan.target, bill.plan.recipe
     if on.chip and (spot := bill.rates.of_spot(on.chip)):
         yield "spot machines", dataclasses.replace(bill, rates=spot)
-    for text, changed in _changed(recipe, on, on.chip is not None and on.chip.int8 > 1):
+    for text, changed in _changed(recipe, on):
         say(f"planning {text}")
         problems = problems_of(changed, on.devices)
         plan = PlanJob(changed, on, quick=True).make() if not problems else None
@@ -333,15 +333,16 @@ def what_if(bill: Bill, say: Say) -> Iterator[tuple[str, Bill | str]]:
             yield text, problems[0][1] if problems else str(plan and plan.message)
 
 
-def _changed(recipe: Recipe, on: Target, int8: bool) -> Iterator[tuple[str, Recipe]]:
-    """A recipe with one thing changed, and what as text. `int8`: whether products in int8 are faster there."""
+def _changed(recipe: Recipe, on: Target) -> Iterator[tuple[str, Recipe]]:
+    """A recipe with one thing changed, and what as text."""
     precision, replace = recipe.precision, dataclasses.replace
     for batch in filter(None, (2 * recipe.batch, recipe.batch // 2)):
         yield f"batch={batch}", replace(recipe, batch=batch)
     compute = "float32" if precision.compute == "bfloat16" else "bfloat16"
     yield f"precision.compute={compute}", replace(recipe, precision=replace(precision, compute=compute))
-    if int8 and precision.matmul == "default":
-        yield "precision.matmul=int8", replace(recipe, precision=replace(precision, matmul="int8"))
+    rates = on.chip.rates if on.chip and precision.matmul == "default" else {}
+    for name in (name for name, rate in rates.items() if rate > 1):
+        yield f"precision.matmul={name}", replace(recipe, precision=replace(precision, matmul=name))
     if (sums := with_sums(recipe)) is not None:
         yield "precision.reduce=compute", sums
     for candidate in itertools.islice(engine_variants(Candidate(recipe, {}), recipe, on), ENGINES):

@@ -25,12 +25,16 @@ GROUPED = 0.7 / 0.9
 """What grouped products of experts reach of what other products do."""
 
 
-INT8 = "int8 product"
+NARROW = {"s8": "int8", "int8": "int8", "f8e4m3fn": "fp8", "float8_e4m3fn": "fp8"}
+"""Formats of 8 bits by the dtypes of HLO and of JAX."""
+OF_MATRICES = {"": "product", "int8": "int8 product", "fp8": "fp8 product"}
+"""The kinds of products of matrices, by the format of their operands."""
 
 
 def product_kind(dtypes: Iterable[str]) -> str:
     """The kind of a product of operands of these dtypes, as HLO and JAX name them."""
-    return INT8 if all(dtype in ("s8", "int8") for dtype in dtypes) else "product"
+    formats = {NARROW.get(dtype, "") for dtype in dtypes}
+    return OF_MATRICES[formats.pop() if len(formats) == 1 else ""]
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,10 @@ class Efficiency:
     chip: Chip
 
     def computing(self, kind: str, flops: float) -> float:
-        """Seconds of FLOPs of a kind: "product", "attention" or "grouped product"; or INT8, products of int8."""
+        """Seconds of FLOPs of a kind: "product", "attention", "grouped product" or one of OF_MATRICES."""
         product = self.chip.product
-        products = {"product": product, "grouped product": GROUPED * product, INT8: self.chip.int8 * product}
+        products = {kind: self.chip.rates.get(name, 1.0) * product for name, kind in OF_MATRICES.items()}
+        products["grouped product"] = GROUPED * product
         reached = (EFFICIENCY | products)[kind]
         return flops / (reached * self.chip.flops_per_device)
 

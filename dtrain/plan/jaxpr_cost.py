@@ -21,7 +21,7 @@ from dtrain.parallel.compiler_options import SCHEDULED
 from dtrain.parallel.engine import Compiler, Traced
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan import kernels
-from dtrain.plan.cost import INT8, Efficiency, product_kind
+from dtrain.plan.cost import OF_MATRICES, Efficiency, product_kind
 from dtrain.plan.jaxpr_flat import (
     COLLECTIVE_OF,
     VIEWS,
@@ -303,7 +303,7 @@ class _Walk:
         moved = sum(size for size in sizes if size > self.small) + self._again(step)
         busy, moving = self.efficiency.computing(kind, flops), self.efficiency.moving(moved)
         self.tally.moved += times * moved
-        product = kind in ("product", INT8)
+        product = kind in OF_MATRICES.values()
         if product:
             self.tally.flops += times * flops
         else:

@@ -298,9 +298,9 @@ def _samples(recipe: Recipe) -> Iterator[Problem]:
 def _lora(recipe: Recipe) -> Iterator[Problem]:
     if recipe.lora and not recipe.init:
         yield "init", "missing: lora adapts the parameters of another run", "init: {run: runs/base}"
-    if recipe.lora and recipe.lora.dtype in WIDTHS and recipe.precision.matmul == "int8":
+    if recipe.lora and recipe.lora.dtype in WIDTHS and recipe.precision.narrow:
         why = f"products with matrices in {recipe.lora.dtype} (lora.dtype) are computed in precision.compute"
-        yield "precision.matmul", f"int8: {why}", "leave it out, or use lora.dtype: bfloat16"
+        yield "precision.matmul", f"{recipe.precision.matmul}: {why}", "leave it out, or use lora.dtype: bfloat16"
 
 
 def _parts(recipe: Recipe) -> Iterator[Problem]:

@@ -27,9 +27,9 @@ MESHES = (
 )
 """The meshes that are compared unless others are given: each axis is in one of them, on eight devices."""
 
-EXACT, ROUNDED, INT8 = 1e-4, 3e-2, 1e-1
+EXACT, ROUNDED, NARROW = 1e-4, 3e-2, 1e-1
 """Allowed difference of a gradient, relative to its norm: where all is computed in float32, where not, and where
-products are in int8, whose scales are those of each device's part."""
+products are in 8 bits, whose scales are those of each device's part."""
 NOISE = 20.0
 """And how many times as large as that which another order of the examples makes on one device: sums of many terms, and
 updates by the sign of a gradient, round more than this."""
@@ -198,8 +198,8 @@ def _as_many(devices: Sequence[Device], mesh: Mesh) -> Sequence[Device]:
 def tolerance(recipe: Recipe) -> float:
     """The allowed difference of a gradient for this precision, relative to its norm."""
     precision = recipe.precision
-    if precision.matmul == "int8":
-        return INT8
+    if precision.narrow:
+        return NARROW
     products = jax.default_backend() == "cpu" or precision.matmul == "highest"
     return EXACT if precision.compute == precision.loss == "float32" and products else ROUNDED
 

@@ -350,7 +350,7 @@ def test_an_array_that_a_loop_carries_has_memory_once() -> None:
     assert without_aliases(alone, 400) == alone  # nothing of that size beside it
 
 
-def test_products_of_int8_have_a_rate_of_their_own() -> None:
+def test_products_of_8_bits_have_a_rate_of_their_own() -> None:
     text = """HloModule jit_step, is_scheduled=true
 
 ENTRY %main (a: KIND[4096,4096], b: OTHER[4096,4096]) -> SUM[4096,4096] {
@@ -365,5 +365,6 @@ ENTRY %main (a: KIND[4096,4096], b: OTHER[4096,4096]) -> SUM[4096,4096] {
 
     plain = product("bf16", "bf16", "bf16")
     assert product("s8", "s8", "s32") == pytest.approx(plain / V5E.int8)
+    assert product("f8e4m3fn", "f8e4m3fn", "f32") == pytest.approx(plain / V5E.fp8)
     assert product("s8", "bf16", "bf16") == product("bf16", "bf16", "f32") == plain
     assert V5E.int8 == 2.0

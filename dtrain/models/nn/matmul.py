@@ -13,35 +13,35 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from dtrain.models.nn.int8 import MOST, int8_matmul
 from dtrain.models.nn.low_rank import LowRank
+from dtrain.models.nn.narrow_products import FORMATS, narrow_matmul
 from dtrain.models.nn.quantised import Quantised
 from dtrain.models.nn.remat import PRODUCT
 from dtrain.models.nn.vma import axes_of, varied, vary
 
-_INT8 = ContextVar("int8", default=False)
+_NARROW = ContextVar("narrow", default="")
 _FLOAT32_SUMS = ContextVar("float32_sums", default=True)
 _FLAT = ContextVar("flat", default=False)
 _ON_TPU = ContextVar("on_tpu", default=False)
 
 
 @contextmanager
-def products(float32_sums: bool, flat: bool, on_tpu: bool = False, int8: bool = False) -> Iterator[None]:
+def products(float32_sums: bool, flat: bool, on_tpu: bool = False, narrow: str = "") -> Iterator[None]:
     """Within this context, steps are traced with gradients of matrices summed in float32, or in the compute dtype.
 
     `flat`: activations are multiplied as matrices. XLA:CPU copies those with more dims into another order first, which
     takes longer than the product. Not for a compiler that splits tokens over devices: it would have to gather them.
-    `on_tpu`: `on_tpu()` is true. `int8`: products are computed in int8.
+    `on_tpu`: `on_tpu()` is true. `narrow`: the name of a format of 8 bits in which products are computed.
     """
     tokens = _FLOAT32_SUMS.set(float32_sums), _FLAT.set(flat), _ON_TPU.set(on_tpu)
-    narrow = _INT8.set(int8)
+    of_products = _NARROW.set(narrow)
     try:
         yield
     finally:
         _FLOAT32_SUMS.reset(tokens[0])
         _FLAT.reset(tokens[1])
         _ON_TPU.reset(tokens[2])
-        _INT8.reset(narrow)
+        _NARROW.reset(of_products)
 
 
 def on_tpu() -> bool:
@@ -123,7 +123,7 @@ def matmul(
 
     Like `tensordot`, whose gradient of w is computed transposed: on a CPU that transpose costs more than the product.
     `name`: that of the result, for rematerialisation policies that save it. `dtype`: to which the sums are rounded;
-    default: that of x. `narrow`: whether `precision.matmul` may compute it in int8: not for an output head, nor for
+    default: that of x. `narrow`: whether `precision.matmul` may compute it in 8 bits: not for an output head, nor for
     low-rank factors, which cost little.
     """
     if isinstance(w, LowRank):
@@ -139,8 +139,9 @@ def matmul(
     flat = w.reshape(math.prod(w.shape[:contract_dims]), -1)
     rows = vary(x.reshape(*x.shape[: x.ndim - contract_dims], -1), axes_of(w))
     flat = varied(flat, axes_of(x))
-    if narrow and _INT8.get() and max(flat.shape) <= MOST:
-        out: Any = int8_matmul(_rows(rows), flat, dtype or str(x.dtype), on_tpu())
+    to = FORMATS.get(_NARROW.get())
+    if narrow and to and max(flat.shape) <= to.most:
+        out: Any = narrow_matmul(_rows(rows), flat, to, dtype or str(x.dtype), on_tpu())
         out = out.reshape(*rows.shape[:-1], -1)
     else:
         out = _matmul(rows, flat, dtype)

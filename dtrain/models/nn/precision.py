@@ -12,6 +12,7 @@ from dtrain.core.errors import FieldError
 from dtrain.core.types import DType
 from dtrain.data.batch import LABEL, SHARE, SMOOTHING, WEIGHT
 from dtrain.models.nn.matmul import products
+from dtrain.models.nn.narrow_products import FORMATS
 from dtrain.models.nn.param import Param, Tree
 
 EXACT = (LABEL, WEIGHT, SHARE, SMOOTHING)
@@ -33,16 +34,22 @@ class Precision:
     """Dtype in which gradients are summed over devices. `compute`: the compute dtype for matrices, with half the
     traffic: under jit in every sum, under shard_map where fsdp splits them. Under jit the compiler sums the result of a
     product: that of a custom model's plain `@` is in the compute dtype with either value."""
-    matmul: Literal["default", "high", "highest", "int8"] = "default"
+    matmul: Literal["default", "high", "highest", "int8", "fp8"] = "default"
     """Precision of matrix products. Of float32 on TPUs and GPUs: `default`: one pass of bfloat16 or TF32; `high`: three
-    passes; `highest`: float32. `int8`: products of activations with matrices, and their gradients, in int8 with a scale
-    for each row and column; not the output head of a decoder, experts' and attention's products, nor a plain `@` of a
-    model of your own: its `layers.linear`. Faster on v5e, v5p, v6e and GPUs."""
+    passes; `highest`: float32. `int8`, `fp8` (e4m3): products of activations with matrices, and their gradients, in 8
+    bits with a scale for each row and column; not the output head of a decoder, experts' and attention's products, nor
+    a plain `@` of a model of your own: its `layers.linear`. int8 is faster on v5e, v5p, v6e and GPUs, fp8 on TPU7x,
+    H100, H200 and B200."""
 
     def __post_init__(self) -> None:
         if self.params != "float32":
             message = "bfloat16 parameters do not train: updates smaller than 1/256 of a value are rounded away"
             raise FieldError("params", message, "use precision.compute: bfloat16, and leave params in float32")
+
+    @property
+    def narrow(self) -> str:
+        """The format of 8 bits that products are computed in; empty if none."""
+        return self.matmul if self.matmul in FORMATS else ""
 
     def cast(self, params: Tree, declared: Tree) -> Tree:
         """Parameters in the compute dtype, except those declared `exact`; `ctx.gather` casts those not yet gathered."""
@@ -72,9 +79,9 @@ class Precision:
 
         `flat`, `on_tpu`: see `matmul.products`.
         """
-        plain = self.matmul in ("default", "int8")
+        plain = self.matmul == "default" or self.narrow
         exact = nullcontext() if plain else jax.default_matmul_precision(self.matmul)
-        with products(self.reduce == "float32", flat, on_tpu, self.matmul == "int8"), exact:
+        with products(self.reduce == "float32", flat, on_tpu, self.narrow), exact:
             yield
 
 

@@ -35,12 +35,17 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 def traced(name: str, engine: str, mesh: Mesh, precision: Precision) -> list[tuple[str, str, tuple[int, ...]]]:
     """Primitive, and dtype and shape of the first result, of each equation of the gradient."""
+    results = [(e.primitive.name, e.outvars[0].aval) for e in gradient(name, engine, mesh, precision) if e.outvars]
+    return [(name, str(out.dtype), out.shape) for name, out in results if hasattr(out, "shape")]
+
+
+def gradient(name: str, engine: str, mesh: Mesh, precision: Precision) -> Iterator[Any]:
+    """The equations of the gradient."""
     on = place(EVERY[name], ENGINES[engine], mesh)
     grads = on.engine.grads(on.layout, step.loss_of(EVERY[name], lambda rows: rows, precision), 1)
     with precision.tracing():
         found = on.engine.trace(on.layout, grads, on.now.params, on.rows, out=None, donate=False)
-    results = [(e.primitive.name, e.outvars[0].aval) for e in equations(found.jaxpr) if e.outvars]
-    return [(name, str(out.dtype), out.shape) for name, out in results if hasattr(out, "shape")]
+    return equations(found.jaxpr)
 
 
 @pytest.mark.slow
