@@ -133,9 +133,10 @@ class Assembly:
         outputs = outputs_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, purpose=purpose)
         return self._trace_forward(predict_step(recipe.engine.rows(self.layout, outputs), self.keyed), state, features)
 
-    def compile(self, step: Traced) -> jax.stages.Compiled:
-        """Compile a traced step of this assembly for its devices, with the options of the engine."""
-        return self.recipe.engine.compile(step, self.layout.platform, self.layout.chip)
+    def compile(self, step: Traced, warn: Callable[[str], None] = lambda _: None) -> jax.stages.Compiled:
+        """Compile a traced step of this assembly for its devices, with the options of the engine, or with others where
+        the compiler fails with them, which `warn` gets."""
+        return self.recipe.engine.compile(step, self.layout.platform, self.layout.chip, warn)
 
     def _trace_forward(
         self, step: Callable[[State, Batch], Any], state: State, features: Example, examples: int | None = None

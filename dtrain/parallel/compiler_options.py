@@ -25,10 +25,11 @@ PRODUCTS: Options = {
 KERNELS: Options = {**PRODUCTS, "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call": True}
 """Collectives run beside matrix products and kernels, such as attention and the products of experts."""
 
+ALL_REDUCE = "xla_tpu_enable_sparse_core_collective_offload_all_reduce"
 SPARSECORE: Options = {
     **KERNELS,
     "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
-    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
+    ALL_REDUCE: True,
     "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": True,
     VMEM: 32 * 1024,
 }

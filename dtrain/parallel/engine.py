@@ -21,7 +21,7 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, merged, trained
 from dtrain.models.nn.vma import axes_of, vary
-from dtrain.parallel.compiler_options import PRODUCTS, SCHEDULED, SPARSECORE, TPU, VMEM, Overlap, resolved
+from dtrain.parallel.compiler_options import ALL_REDUCE, SCHEDULED, SPARSECORE, TPU, VMEM, Overlap, resolved
 from dtrain.parallel.mesh import PIPELINE
 from dtrain.parallel.rules import Layout
 
@@ -30,6 +30,7 @@ Grads = Callable[[Tree, Batch], tuple[Loss, Tree]]
 Sums = Callable[[Tree, Batch], Loss]
 OutputsFn = Callable[[Tree, Batch, Context], dict[str, jax.Array]]
 Outputs = Callable[[Tree, Batch], dict[str, jax.Array]]
+Warn = Callable[[str], None]
 Place = tuple[tuple[int, ...], NamedSharding]
 """The global shape and the sharding of an array."""
 
@@ -64,8 +65,8 @@ class Compiler:
     overlap: Overlap = "auto"
     """What the compiler runs collectives beside. On TPUs: matrix "products"; "kernels", too, such as attention and the
     products of experts; "sparsecore": collectives also run on the SparseCores, "kernels" where a chip has none; "none";
-    "auto": what plans find fastest for the chip under shard_map, and "none" under jit. On GPUs all but "none" are the
-    same."""
+    "auto": what plans find fastest for the chip, or "none" where the compiler fails with it. On GPUs all but "none" are
+    the same."""
     xla: dict[str, bool | int | str] = field(default_factory=dict)
     """XLA options: {xla_tpu_scoped_vmem_limit_kib: 65536}, also against one that `overlap` sets. Those of other
     hardware are ignored."""
@@ -114,25 +115,37 @@ class Compiler:
                 hint = "a recipe may come from an untrusted source; set the option in XLA_FLAGS instead"
                 yield f"engine.xla.{name}", "an option that names a file or writes one is not allowed in a recipe", hint
 
-    def compile(self, step: Traced, platform: str, chip: Chip | None = None) -> jax.stages.Compiled:
+    def compile(
+        self, step: Traced, platform: str, chip: Chip | None = None, warn: Warn = lambda _: None
+    ) -> jax.stages.Compiled:
         """Compile the traced step. Raises RecipeError with the name of an option that the compiler does not have."""
         lowered = step.lower()
         if platform == "cpu" and jax.device_count() > 1:
             number_collectives(lowered.compiler_ir())
-        return self.build(lowered, self.options(platform, chip))
+        return self.build(lowered, self.options(platform, chip), warn)
 
-    def build(self, lowered: jax.stages.Lowered, options: Mapping[str, bool | str]) -> jax.stages.Compiled:
+    def build(self, lowered: jax.stages.Lowered, options: Mapping[str, bool | str], warn: Warn) -> jax.stages.Compiled:
         """Compile with these options. One of `overlap: auto` that the compiler does not have is left out, since
-        versions of XLA differ; RecipeError names others, and says what to do about an operation that is too large."""
+        versions of XLA differ, and all of them where the compiler fails; `warn` gets the reason. RecipeError names
+        others, and says what to do about an operation that is too large."""
         while True:
             try:
                 return lowered.compile(compiler_options=dict(options) or None)
             except jax.errors.JaxRuntimeError as error:
-                if "ScopedVmemOom" in str(error):
+                too_large = "ScopedVmemOom" in str(error)
+                overlapped = options.keys() & SPARSECORE.keys() - self.xla.keys()
+                if self.overlap == "auto" and overlapped and (too_large or str(error).startswith("INTERNAL")):
+                    # XLA fails to compile some all-reduces for the SparseCores, of several arrays of two dtypes
+                    some = not too_large and ALL_REDUCE in overlapped
+                    changed = "without all-reduces on SparseCores" if some else "with engine.overlap=none"
+                    warn(f"the compiler failed, compiled again {changed}: {_short(error)}")
+                    left_out = {ALL_REDUCE} if some else overlapped
+                    options = {name: value for name, value in options.items() if name not in left_out}
+                    continue
+                if too_large:
                     raise self._too_large(options) from error
-                if str(error).startswith("INTERNAL") and options.keys() & PRODUCTS.keys():
-                    reason = " ".join(str(error).split())[:300]
-                    raise RecipeError(f"the compiler failed: {reason}", "try engine.overlap=none") from error
+                if str(error).startswith("INTERNAL") and overlapped:
+                    raise RecipeError(f"the compiler failed: {_short(error)}", "try engine.overlap=none") from error
                 unknown = re.search(r"No such compile option: '(\w+)'", str(error))
                 if not unknown or (name := unknown.group(1)) not in options:
                     raise
@@ -148,9 +161,13 @@ class Compiler:
     def _too_large(self, options: Mapping[str, bool | str]) -> RecipeError:
         """An operation exceeds the memory that it works in."""
         more = f"engine.xla={{{VMEM}: {2 * max(int(options.get(VMEM, 0)), 32 * 1024)}}}"
-        off = "engine.overlap=none, or " if options.keys() & PRODUCTS.keys() else ""
+        off = "engine.overlap=none, or " if options.keys() & SPARSECORE.keys() - {VMEM} else ""
         message = "the compiler: one operation of the step exceeds the memory that it may take (VMEM)"
         return RecipeError(message, f"try {off}{more}")
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def number_collectives(module: Any) -> None:
@@ -194,8 +211,10 @@ class Engine(Protocol):
         """Whether dtrain places the collectives, not the compiler."""
         ...
 
-    def compile(self, step: Traced, platform: str, chip: Chip | None = None) -> jax.stages.Compiled:
-        """Compile the traced step with the options of the section."""
+    def compile(
+        self, step: Traced, platform: str, chip: Chip | None = None, warn: Warn = lambda _: None
+    ) -> jax.stages.Compiled:
+        """Compile the traced step with the options of the section, or with others, which `warn` gets."""
         ...
 
     def arranged(self, mesh: Mesh) -> Mesh:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dtrain.core.chips import Chip
 from dtrain.data.batch import Batch
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Block, Layers
@@ -24,6 +25,7 @@ from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import varied
+from dtrain.parallel.compiler_options import Overlap
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
 from dtrain.parallel.gather import (
     gathered_in,
@@ -50,6 +52,9 @@ class Jit(Compiler):
     @property
     def explicit(self) -> bool:
         return False
+
+    def automatic(self, chip: Chip) -> Overlap:
+        return "sparsecore" if chip.sparse_offload else "none"
 
     def refusal(self, layout: Layout) -> str:
         """`shard_map` regions split over `tensor` only the dims of the default rules."""

@@ -31,16 +31,19 @@ class Compiled:
     arena: int = 0
     """Bytes that a device reserves: arguments, program, and the block that contains all temporary values."""
     fits: bool = True
+    note: str = ""
+    """Why it was compiled without what `engine.overlap: auto` chose; empty if with it."""
 
 
 def compiled(assembly: Assembly) -> Compiled:
     """Compile the training step. Raises EnvironmentFault if the compiler fails for another reason than memory."""
     engine, layout = assembly.recipe.engine, assembly.layout
     options, lowered = engine.options(layout.platform, layout.chip), assembly.train().lower()
+    notes: list[str] = []
     with temporary_folder("plan") as folder:
         try:
             with compile_cache.off():  # a program from the cache writes no dump
-                program = engine.build(lowered, {**options, **DUMP, "xla_dump_to": str(folder)})
+                program = engine.build(lowered, {**options, **DUMP, "xla_dump_to": str(folder)}, notes.append)
         except jax.errors.JaxRuntimeError as error:
             if not lacks_main_memory(str(error)):
                 reason = re.sub(r"\s+", " ", str(error))[:300]
@@ -58,7 +61,7 @@ def compiled(assembly: Assembly) -> Compiled:
             live = without_aliases(live, peak)
         else:
             peak = max(peak, sum(live.values()))  # the CPU compiler's figure excludes temporaries
-        return Compiled(text, live, peak + code, code, arena + code)
+        return Compiled(text, live, peak + code, code, arena + code, note="; ".join(notes))
 
 
 def lacks_main_memory(error: str) -> bool:

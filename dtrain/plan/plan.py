@@ -102,6 +102,8 @@ class Plan:
     """Of the recipe."""
     checkpoint: int = 0
     """Bytes of a checkpoint: each array once, without frozen parameters, which come from elsewhere."""
+    note: str = ""
+    """Why the program was compiled without some or all of what `engine.overlap: auto` is; empty if with it."""
 
     @property
     def fits(self) -> bool:
@@ -143,7 +145,8 @@ def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
         memory_use = replace(memory_use, arena=0, refused=max(output.arena, int(memory_use.room) + 1))
     network = _network(assembly.layout, on)
     tally = Replay(program, on.chip, network, _filled(assembly)).run() if on.chip and network and output.fits else None
-    return _plan(assembly, on, "compiled", memory_use, tally, price, time.perf_counter() - start)
+    made = _plan(assembly, on, "compiled", memory_use, tally, price, time.perf_counter() - start)
+    return replace(made, note=output.note)
 
 
 def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:

@@ -118,6 +118,7 @@ def values(plan: Plan) -> JsonObject:
         "parameters": plan.parameters,
         "fits": plan.fits,
         "verdict": verdict(plan).lower(),
+        "note": plan.note,
         "memory_bytes": {
             **memory.classes,
             "peak": memory.peak,
@@ -191,6 +192,8 @@ def lines(plan: Plan, today: date | None = None) -> Iterator[str]:
     options = f", {count} compiler option{'s' * (count > 1)}" if count else ""
     yield f"{recipe.model.kind} of {plan.parameters:,} parameters; {by}{parts}{options}"
     yield f"[{plan.tier}] {TIERS[plan.tier]}"
+    if plan.note:
+        yield plan.note
     yield ""
     yield from _memory(plan)
     if not plan.may_fit:
@@ -278,7 +281,7 @@ def _timing(timing: Timing, plan: Plan) -> Iterator[str]:
     rate = timing.amount / step
     yield f"  {rate:,.0f} {timing.unit}/s, {rate / plan.target.chips:,.0f} a chip"
     hfu = f"; HFU {timing.hfu:.1%} (with recomputation)" if timing.hfu > timing.mfu else ""
-    narrow = plan.recipe.precision.matmul == "int8"
+    narrow = plan.recipe.precision.narrow
     yield f"  MFU {timing.mfu:.1%} ({timing.convention}){hfu}{'; both of the peak in bfloat16' if narrow else ''}"
     costs = sorted(_costs(timing), key=lambda item: -item[1])[:3]
     if costs:

@@ -32,6 +32,7 @@ WAYS: tuple[tuple[str, Jit | ShardMap], ...] = (
     ("no windowed products", Jit(xla=WHOLE_PRODUCTS)),
     ("no windowed products, collectives overlapped", Jit(overlap="products", xla=WHOLE_PRODUCTS)),
     ("no collectives overlapped", ShardMap(overlap="none")),
+    ("no collectives overlapped", Jit(overlap="none")),
 )
 """Engines and compiler options to try, in order: name, engine."""
 

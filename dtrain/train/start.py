@@ -209,7 +209,7 @@ def _compiled(
         # XLA compiles without Python's lock: both programs at the same time
         with Counter() as programs, ThreadPoolExecutor(1) as thread:
             other = thread.submit(assembly.compile, evaluation)
-            step, evaluate = assembly.compile(traced), other.result()
+            step, evaluate = assembly.compile(traced, warnings.append), other.result()
         await_compiled()
     same = known and session.recipe.guard.purity and session.log.values["pure_trace"] == known
     if same and session.log.values["compiled_before"]:  # else that start ended before it had compiled the program

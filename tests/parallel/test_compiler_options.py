@@ -7,12 +7,13 @@ import pytest
 
 from dtrain.core.chips import CHIPS, Chip
 from dtrain.core.errors import RecipeError
-from dtrain.parallel.compiler_options import KERNELS, PRODUCTS, SCHEDULED, SPARSECORE
+from dtrain.parallel.compiler_options import ALL_REDUCE, KERNELS, PRODUCTS, SCHEDULED, SPARSECORE
+from dtrain.parallel.engine import Warn
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.pmap import Pmap
 from dtrain.parallel.shard_map import ShardMap
 
-TOO_LARGE, BROKEN = "too large", "broken"
+TOO_LARGE, BROKEN, ALL_REDUCE_FAILS, ALL_FAIL = "too large", "broken", "all-reduce fails", "all fail"
 OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter"
 
 
@@ -32,7 +33,9 @@ def chip(name: str) -> Chip:
         (ShardMap(overlap="products"), "v5p", PRODUCTS),
         (ShardMap(overlap="none"), "v5p", {}),
         (ShardMap(xla={OFFLOAD: False}), "v5p", SPARSECORE | {OFFLOAD: False}),
-        (Jit(), "v5p", {}),
+        (Jit(), "v5p", SPARSECORE),
+        (Jit(), "v4", {}),
+        (Jit(), "v5e", {}),
         (Jit(overlap="sparsecore"), "v6e", SPARSECORE),
         (Jit(overlap="kernels"), "v5p", KERNELS),
         (Pmap(), "v5p", {}),
@@ -60,6 +63,9 @@ class OlderCompiler:
     def compile(self, compiler_options: dict[str, Any] | None) -> dict[str, Any]:
         if self.unknown == (TOO_LARGE,):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: Ran out of memory")
+        failing = {ALL_REDUCE_FAILS: {ALL_REDUCE}, ALL_FAIL: {ALL_REDUCE, OFFLOAD}}.get(self.unknown[0], set())
+        if failing & (compiler_options or {}).keys():
+            raise jax.errors.JaxRuntimeError("INTERNAL: Failed to verify: all-reduce.90")
         if self.unknown == (BROKEN,):
             raise jax.errors.JaxRuntimeError("INTERNAL: Failed to verify lowered MLO module.")
         for name in compiler_options or {}:
@@ -76,8 +82,8 @@ class Confused:
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option: 'another'")
 
 
-def built(engine: ShardMap, *unknown: str) -> Any:
-    return engine.build(cast("Any", OlderCompiler(*unknown)), engine.options("tpu", chip("v5p")))
+def built(engine: ShardMap, *unknown: str, warn: Warn = lambda _: None) -> Any:
+    return engine.build(cast("Any", OlderCompiler(*unknown)), engine.options("tpu", chip("v5p")), warn)
 
 
 def test_what_a_compiler_lacks_is_left_out_unless_the_recipe_names_it() -> None:
@@ -86,12 +92,29 @@ def test_what_a_compiler_lacks_is_left_out_unless_the_recipe_names_it() -> None:
     with pytest.raises(RecipeError, match=f"engine.overlap: this compiler has no option {OFFLOAD}, which 'sparsecore'"):
         built(ShardMap(overlap="sparsecore"), OFFLOAD)
     with pytest.raises(RecipeError, match="one operation of the step exceeds the memory that it may take") as refused:
-        built(ShardMap(), TOO_LARGE)
+        built(ShardMap(overlap="sparsecore"), TOO_LARGE)
     assert refused.value.hint == "try engine.overlap=none, or engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}"
     with pytest.raises(RecipeError, match="the compiler failed: INTERNAL: Failed to verify") as failed:
-        built(ShardMap(), BROKEN)
+        built(ShardMap(overlap="kernels"), BROKEN)
     assert failed.value.hint == "try engine.overlap=none"
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option: 'another'"):
-        ShardMap().build(cast("Any", Confused()), {})
+        ShardMap().build(cast("Any", Confused()), {}, lambda _: None)
     with pytest.raises(RecipeError, match=f"engine.xla.{OFFLOAD}: this compiler has no such option"):
         built(ShardMap(xla={OFFLOAD: False}), OFFLOAD)
+
+
+def test_what_the_compiler_fails_with_of_auto_is_left_out_with_a_warning() -> None:
+    said: list[str] = []
+    own = ShardMap(xla={"xla_tpu_scoped_vmem_limit_kib": 1024, "other": True})
+    reason = "INTERNAL: Failed to verify: all-reduce.90"
+    found = built(own, ALL_REDUCE_FAILS, warn=said.append)
+    assert found.keys() == SPARSECORE.keys() - {ALL_REDUCE} | {"other"}
+    assert said == [f"the compiler failed, compiled again without all-reduces on SparseCores: {reason}"]
+    assert built(own, ALL_FAIL, warn=said.append) == {"xla_tpu_scoped_vmem_limit_kib": "1024", "other": True}
+    assert said[1:] == [said[0], f"the compiler failed, compiled again with engine.overlap=none: {reason}"]
+    with pytest.raises(RecipeError, match="the compiler failed: INTERNAL"):
+        built(ShardMap(overlap="sparsecore"), ALL_REDUCE_FAILS)
+    with pytest.raises(RecipeError, match="one operation of the step exceeds") as refused:  # with "none" as well
+        built(ShardMap(), TOO_LARGE, warn=said.append)
+    assert refused.value.hint == "try engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}"
+    assert said[3].startswith("the compiler failed, compiled again with engine.overlap=none: RESOURCE_EXHAUSTED")
