@@ -55,12 +55,15 @@ def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tre
         parts = [(param, share if "experts" in param.names else 1.0) for param, _ in parts]
     parts += [(param, 1.0) for param in jax.tree.leaves(adapters)]
     used = model.vocab * model.width + sum(declare.count(param) * share for param, share in parts)
-    frozen = sum(declare.count(param) * share for param, share in parts if not param.trained)
+    # the factor of a layer's output is not a matrix
+    frozen = sum(declare.count(param) * share for param, share in parts if not (param.trained or param.shape[-1] == 1))
     frozen += 0 if any(param.trained for param in jax.tree.leaves(head)) else model.vocab * model.width
-    keys = sum(mean_attended_keys(length, kind.window) for kind in model.kinds if kind.mixer == ATTENTION)
-    # scores of queries and keys, and sums of values
-    sizes = model.head_size + (model.latent.values(model.head_size) if model.latent else model.head_size)
-    each = 6 * used - 2 * frozen + 6 * model.heads * sizes * keys
+    each = 6 * used - 2 * frozen
+    for kind in model.kinds:
+        if kind.mixer == ATTENTION:  # scores of queries and keys, and sums of values
+            size = model.head_size_of(kind)
+            sizes = size + (model.latent.values(size) if model.latent else size)
+            each += 6 * model.heads * sizes * mean_attended_keys(length, kind.window)
     each += 6 * sum(mixer.products(model.width) for kind in model.kinds if (mixer := model.mixer(kind)))
     parameters = "6N" if not frozen else "4N of frozen and 6N of trained parameters"
     return Flops(each * tokens, f"{parameters} and causal attention")
@@ -121,8 +124,12 @@ class Decoder(Declared):
     """Normalise queries, and keys, over all heads together (OLMo 2)."""
     qk_norm_rotated: bool = False
     """Normalise queries and keys after their rotation (Hunyuan) in place of before."""
+    value_norm: bool = False
+    """Normalise values per head, without a scale (Gemma 4)."""
     qkv_clip: PositiveFloat | None = None
     """Bound of queries, keys and values: they are clipped to [-clip, clip] (OLMo 1)."""
+    layer_scale: bool = False
+    """Multiply the output of each layer by a number of its own, which is not trained (Gemma 4)."""
     parallel: bool = False
     """Attention and the feed-forward layer read the same normalised input, and both results are added (Cohere)."""
     parallel_norms: bool = False
@@ -235,9 +242,23 @@ class Decoder(Declared):
         return self.head_dim or self.width // self.heads
 
     @property
-    def turned(self) -> int:
-        """Values of each head that rotary positions are for."""
-        return self.latent.rotated if self.latent else self.head_size
+    def rotations(self) -> tuple[tuple[Rope, int], ...]:
+        """The rotations that layers have, each once, and the values of a head that each is for."""
+        return tuple(dict.fromkeys(one for kind in self.round if (one := self.rotation(kind))))
+
+    def rotation(self, kind: LayerKind) -> tuple[Rope, int] | None:
+        """How such a layer rotates queries and keys."""
+        rope = kind.position or self.position
+        size = self.latent.rotated if self.latent else self.head_size_of(kind)
+        return (rope, size) if kind.mixer == ATTENTION and isinstance(rope, Rope) else None
+
+    def head_size_of(self, kind: LayerKind) -> int:
+        """Values per head in such a layer."""
+        return kind.head_dim or self.head_size
+
+    def groups_of(self, kind: LayerKind) -> int:
+        """Heads of keys and values in such a layer."""
+        return kind.kv_heads or self.groups
 
     def kept(self, rows: int, capacity: int) -> tuple[KeptLayer, ...]:
         """What generation keeps of each layer, for so many rows and tokens of each."""
@@ -331,7 +352,7 @@ class Decoder(Declared):
         if isinstance(self.position, Learned):
             position_BTE = ctx.gather(params["position"])[ctx.share(position_BT)]
             x_BTE = (x_BTE + position_BTE).astype(x_BTE.dtype)
-        shared |= {WAVES: tuple(rope.waves(position_BT, self.turned) for rope in self.ropes)} if self.ropes else {}
+        shared |= {WAVES: tuple(rope.waves(position_BT, size) for rope, size in self.rotations)}
         shared |= {GROWTH: self.query_growth.factor(position_BT)} if self.query_growth else {}
         shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
         made: dict[LayerKind, Block] = {kind: partial(apply, self, kind) for kind in self.round}
@@ -391,8 +412,7 @@ class Decoder(Declared):
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """The rotations that layers have, each once."""
-        found = [kind.position or self.position for kind in self.round if kind.mixer == ATTENTION]
-        return tuple(dict.fromkeys(rope for rope in found if isinstance(rope, Rope)))
+        return tuple(dict.fromkeys(rope for rope, _ in self.rotations))
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         length = example[TOKEN].shape[0]

@@ -13,7 +13,7 @@ PATTERNED = ("window", "global_every", "window_theta")
 """Settings that `pattern` replaces."""
 
 OF_ATTENTION = (
-    "qk_norm", "qkv_clip", "qkv_bias", "out_bias", "latent", "attention_gate", "sinks", "query_growth",
+    "qk_norm", "value_norm", "qkv_clip", "qkv_bias", "out_bias", "latent", "attention_gate", "sinks", "query_growth",
     "attention_softcap", "attention_multiplier", "query_pre_attn_scalar",
 )  # fmt: skip
 """Settings that only layers with attention have."""
@@ -30,18 +30,32 @@ def check(model: "Decoder") -> None:
         raise FieldError("global_every", f"global_every = {model.global_every}: set window")
     if model.window_theta and (model.window is None or not isinstance(model.position, Rope) or model.window_theta <= 1):
         raise FieldError("window_theta", f"window_theta = {model.window_theta}: needs window, rotary positions, > 1")
-    for rope in model.ropes:
-        if (size := rope.rotates(model.turned)) % 2 or not size:
+    for rope, dim in model.rotations:
+        if (size := rope.rotates(dim)) % 2 or not size:
             what = "is odd" if rope.partial == 1 else f"x position.partial = {rope.partial} is {size}"
             name = "latent.rotated" if model.latent else "head_dim"
-            raise FieldError(name, f"{name} = {model.turned} {what}; rotary positions rotate pairs")
+            raise FieldError(name, f"{name} = {dim} {what}; rotary positions rotate pairs")
     if any(kind.dense for kind in model.pattern) and (not model.experts or model.hidden is None):
         raise FieldError("pattern", "dense layers are those of a model with experts: set experts and hidden")
+    if model.experts and model.experts.beside and (model.hidden is None or model.parallel):
+        raise FieldError("experts.beside", "beside: set hidden, the width of the feed-forward layer; without parallel")
     if model.experts and all(kind.dense for kind in model.round):
         raise FieldError("pattern", "no layer has experts: leave experts out")
+    _check_heads(model)
     _check_mixers(model)
     _check_latent(model)
     _check_norms(model)
+
+
+def _check_heads(model: "Decoder") -> None:
+    """FieldError for heads of some layers that do not fit."""
+    for kind in model.pattern:
+        own = {name: value for name in ("head_dim", "kv_heads", "shared_values") if (value := getattr(kind, name))}
+        if own and (kind.mixer != ATTENTION or model.latent):
+            what = "latent attention" if model.latent else f"mixer {kind.mixer}"
+            raise FieldError("pattern", f"{next(iter(own))} is not a setting of layers with {what}")
+        if kind.kv_heads and model.heads % kind.kv_heads:
+            raise FieldError("pattern", f"kv_heads = {kind.kv_heads} does not divide heads = {model.heads}")
 
 
 def _check_mixers(model: "Decoder") -> None:
@@ -76,7 +90,7 @@ def _check_latent(model: "Decoder") -> None:
     if model.latent.rotated >= model.head_size:
         message = f"latent.rotated = {model.latent.rotated} leaves nothing of head_dim = {model.head_size}"
         raise FieldError("latent.rotated", message)
-    others = ("qk_norm", "qkv_bias", "qkv_clip", "bias", "query_growth", "attention_gate")
+    others = ("qk_norm", "value_norm", "qkv_bias", "qkv_clip", "bias", "query_growth", "attention_gate")
     if given := next((name for name in others if getattr(model, name)), None):
         raise FieldError(given, f"latent attention has no {given}")
 

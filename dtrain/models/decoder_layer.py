@@ -60,10 +60,12 @@ def layer(model: "Decoder", kind: LayerKind) -> Tree:
     if mixer := model.mixer(kind):
         tree[kind.mixer] = mixer.params(width, inner, outer)
     else:
-        tree |= _attention_params(model, inner, outer)
+        tree |= _attention_params(model, kind, inner, outer)
     if model.experts and not kind.dense:
         tree["moe"] = model.experts.params(width, model.feed_forward, inner, outer)
-    else:
+        if model.experts.beside:
+            tree |= {name: norm(model, width, "embed") for name in ("moe_norm", "mlp_post", "moe_post")}
+    if "moe" not in tree or (model.experts and model.experts.beside):
         size = model.hidden or 4 * width
         tree["mlp"] = matrices(width, size, model.feed_forward, inner, outer)
         if model.bias or model.mlp_bias:
@@ -71,13 +73,15 @@ def layer(model: "Decoder", kind: LayerKind) -> Tree:
             tree["mlp"] |= inner_biases | {"down_bias": bias((width,), "embed")}
     if model.post_norm:
         tree |= {"post1": norm(model, width, "embed"), "post2": norm(model, width, "embed")}
+    if model.layer_scale:
+        tree["scale"] = replace(scale((1,), "_"), trained=False)
     return tree
 
 
-def _attention_params(model: "Decoder", inner: Init, outer: Init) -> Tree:
-    width, dim, tree = model.width, model.head_size, dict[str, Any]()
-    q, kv = ((width, model.heads, dim), "embed heads _"), ((width, model.groups, dim), "embed kv_heads _")
-    projections, values = {"query": q, "key": kv, "value": kv}, dim
+def _attention_params(model: "Decoder", kind: LayerKind, inner: Init, outer: Init) -> Tree:
+    width, dim, groups, tree = model.width, model.head_size_of(kind), model.groups_of(kind), dict[str, Any]()
+    q, kv = ((width, model.heads, dim), "embed heads _"), ((width, groups, dim), "embed kv_heads _")
+    projections, values = {"query": q, "key": kv} | ({} if kind.shared_values else {"value": kv}), dim
     if model.attention_gate:
         projections["gate"] = q
     if model.latent:
@@ -107,7 +111,7 @@ def kept(model: "Decoder", kind: LayerKind, rows: int, capacity: int) -> KeptLay
     """What generation keeps of such a layer for so many rows, and tokens of each."""
     if mixer := model.mixer(kind):
         return mixer.kept(model.width, rows)
-    groups, heads, sizes = model.groups, "kv_heads", (model.head_size, model.head_size)
+    groups, heads, sizes = model.groups_of(kind), "kv_heads", (model.head_size_of(kind),) * 2
     if model.latent:
         groups, heads, sizes = 1, None, (model.latent.rank + model.latent.rotated, 0)
     dims = (None, heads, None, None)
@@ -144,8 +148,9 @@ def apply(
     x_BTE = x_BTE + after("post1", y_BTE)
     if not _one_norm(model):
         first_BTE = before("norm2", input_BTE if model.parallel else x_BTE)
-    y_BTE, sums = _feed_forward(model, block, first_BTE, shared, ctx)
-    return x_BTE + after("post2", y_BTE), sums
+    y_BTE, sums = _feed_forward(model, block, first_BTE, x_BTE, shared, ctx)
+    x_BTE = x_BTE + after("post2", y_BTE)
+    return (x_BTE * block["scale"].astype(x_BTE.dtype)[None, None] if model.layer_scale else x_BTE), sums
 
 
 def _attention(
@@ -153,31 +158,37 @@ def _attention(
 ) -> jax.Array:
     if mixer := model.mixer(kind):
         return mixer.apply(block[kind.mixer], y_BTE, shared.get(DOCUMENT), model.epsilon, ctx)
-    rope = kind.position or model.position
-    waves = shared[WAVES][model.ropes.index(rope)] if isinstance(rope, Rope) else None
+    rope, rotation = kind.position or model.position, model.rotation(kind)
+    waves = shared[WAVES][model.rotations.index(rotation)] if rotation else None
     if model.latent:
         return _latent(model, block, y_BTE, (rope, waves), kind=kind, document_BT=shared.get(DOCUMENT), ctx=ctx)
-    together = _split(y_BTE, block, (model.heads, model.groups, model.groups)) if JOINED in block else {}
+    groups, size = model.groups_of(kind), model.head_size_of(kind)
+    together = _split(y_BTE, block, (model.heads, groups, groups)) if JOINED in block else {}
 
     def project(name: str, heads: str) -> jax.Array:
         x_BTHD = together[name] if name in together else matmul(y_BTE, block[name]["weight"], name=name)
         x_BTHD = added(x_BTHD, block[name]["bias"]) if "bias" in block[name] else x_BTHD
-        x_BTHD = ctx.shard(x_BTHD, "batch", "length", heads, None)
-        if name == "gate":
-            return x_BTHD
-        if name != "value" and model.qk_norm_joint:
-            x_BTHD = _joint_norm(model, block[f"{name}_norm"], x_BTHD, heads, ctx)
-        elif name != "value" and model.qk_norm and not model.qk_norm_rotated:
+        return ctx.shard(x_BTHD, "batch", "length", heads, None)
+
+    def clipped(x_BTHD: jax.Array) -> jax.Array:
+        return x_BTHD if model.qkv_clip is None else jnp.clip(x_BTHD, -model.qkv_clip, model.qkv_clip)
+
+    def turned(name: str, x_BTHD: jax.Array, heads: str, count: int) -> jax.Array:
+        """Queries or keys, normalised and rotated."""
+        if model.qk_norm_joint:
+            x_BTHD = _joint_norm(model, block[f"{name}_norm"], x_BTHD, heads, count * size, ctx)
+        elif model.qk_norm and not model.qk_norm_rotated:
             x_BTHD = _head_norm(model, block, name, x_BTHD)
-        clip = model.qkv_clip
-        x_BTHD = x_BTHD if clip is None else jnp.clip(x_BTHD, -clip, clip)
-        if name == "value":
-            return x_BTHD
+        x_BTHD = clipped(x_BTHD)
         if isinstance(rope, Rope) and waves is not None:
             x_BTHD = rotated(x_BTHD, waves, rope.interleaved)
         return _head_norm(model, block, name, x_BTHD) if model.qk_norm_rotated else x_BTHD
 
-    q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
+    q_BTHD = turned("query", project("query", "heads"), "heads", model.heads)
+    key_BTGD = project("key", "kv_heads")
+    k_BTGD = turned("key", key_BTGD, "kv_heads", groups)
+    v_BTGD = clipped(key_BTGD if kind.shared_values else project("value", "kv_heads"))
+    v_BTGD = normalised({}, v_BTGD, "rms", model.epsilon, offset=False) if model.value_norm else v_BTGD
     if GROWTH in shared:
         q_BTHD = (q_BTHD * shared[GROWTH][:, :, None, None]).astype(q_BTHD.dtype)
     y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, _spec(model, kind), shared.get(DOCUMENT), block.get("sink"))
@@ -188,7 +199,7 @@ def _attention(
 
 
 def _spec(model: "Decoder", kind: LayerKind) -> AttentionSpec:
-    factor = model.attention_multiplier or (model.query_pre_attn_scalar or model.head_size) ** -0.5
+    factor = model.attention_multiplier or (model.query_pre_attn_scalar or model.head_size_of(kind)) ** -0.5
     rope = kind.position or model.position
     factor *= rope.scaling.scores if isinstance(rope, Rope) and rope.scaling else 1.0
     return AttentionSpec(factor, window=kind.window, softcap=model.attention_softcap)
@@ -242,9 +253,10 @@ def _head_norm(model: "Decoder", block: Tree, name: str, x_BTHD: jax.Array) -> j
     return normal(model, {"scale": block[f"{name}_norm"]} if model.norm_scale else {}, x_BTHD)
 
 
-def _joint_norm(model: "Decoder", scale_HD: jax.Array, x_BTHD: jax.Array, heads: str, ctx: Context) -> jax.Array:
-    """RMS normalisation over all heads together, of which this device may have a share."""
-    total = (model.heads if heads == "heads" else model.groups) * model.head_size
+def _joint_norm(
+    model: "Decoder", scale_HD: jax.Array, x_BTHD: jax.Array, heads: str, total: int, ctx: Context
+) -> jax.Array:
+    """RMS normalisation over the `total` values of all heads together, of which this device may have a share."""
     y_BTHD = x_BTHD.astype(jnp.float32)
     squares_BT11 = ctx.reduce(jnp.square(y_BTHD).sum((2, 3), keepdims=True), heads)
     y_BTHD = y_BTHD * jax.lax.rsqrt(squares_BT11 / total + model.epsilon)
@@ -252,11 +264,24 @@ def _joint_norm(model: "Decoder", scale_HD: jax.Array, x_BTHD: jax.Array, heads:
 
 
 def _feed_forward(
-    model: "Decoder", block: Tree, y_BTE: jax.Array, shared: Tree, ctx: Context
+    model: "Decoder", block: Tree, y_BTE: jax.Array, x_BTE: jax.Array, shared: Tree, ctx: Context
 ) -> tuple[jax.Array, Tree]:
-    if model.experts and "moe" in block:
-        y_BTE, sums = model.experts.apply(block["moe"], y_BTE, shared[WEIGHT], model.feed_forward, ctx)
-        return ctx.scatter(y_BTE, "hidden"), sums
+    """The normalised activations y through the feed-forward layer or the experts, or x, which is not normalised,
+    through the experts beside it."""
+    if not model.experts or "moe" not in block:
+        return _dense(model, block, y_BTE, ctx), {}
+    apply, beside = model.experts.apply, model.experts.beside
+    routed_BTE = normalised({}, x_BTE, "rms", model.epsilon, offset=False) if beside else None
+    z_BTE = normal(model, block["moe_norm"], x_BTE) if beside else y_BTE
+    z_BTE, sums = apply(block["moe"], z_BTE, shared[WEIGHT], model.feed_forward, ctx, routed_BTE)
+    z_BTE = ctx.scatter(z_BTE, "hidden")
+    if beside:
+        y_BTE = normal(model, block["mlp_post"], _dense(model, block, y_BTE, ctx))
+        z_BTE = y_BTE + normal(model, block["moe_post"], z_BTE)
+    return z_BTE, sums
+
+
+def _dense(model: "Decoder", block: Tree, y_BTE: jax.Array, ctx: Context) -> jax.Array:
     mlp, y_BTE = block["mlp"], ctx.collect(y_BTE)
 
     halves = jnp.split(matmul(y_BTE, mlp[JOINED]), 2, axis=-1) if JOINED in mlp else []
@@ -268,7 +293,7 @@ def _feed_forward(
         return ctx.shard(y_BTF, "batch", "length", "hidden")
 
     y_BTE = ctx.scatter(matmul(hidden(model.feed_forward, times), mlp["down"], name="down"), "hidden")
-    return (added(y_BTE, mlp["down_bias"]) if "down_bias" in mlp else y_BTE), {}
+    return added(y_BTE, mlp["down_bias"]) if "down_bias" in mlp else y_BTE
 
 
 def normal(model: "Decoder", params: Tree, x: jax.Array) -> jax.Array:

@@ -29,14 +29,21 @@ class LayerKind:
     mixer: Mixer = ATTENTION
     """How tokens are mixed: attention; delta, a linear attention of the sizes of `model.delta` (Qwen 3.5); or
     convolution, over the few tokens of `model.convolution` (LFM2)."""
+    head_dim: Positive | None = None
+    """Values per head in these layers; default: `model.head_dim` (Gemma 4: larger heads in layers without a window)."""
+    kv_heads: Positive | None = None
+    """Heads of keys and values in these layers; default: `model.kv_heads`."""
+    shared_values: bool = False
+    """Values are the keys, before these are normalised and rotated: there is no matrix for them (Gemma 4)."""
 
     def group(self, experts: bool) -> str:
         """Layers of one group have parameters of the same shapes: they are stacked in one array for each. `experts`:
         whether the model has a mixture of experts."""
-        if not experts:
-            return self.mixer
         kind = DENSE if self.dense else SPARSE
-        return kind if self.mixer == ATTENTION else f"{self.mixer}_{kind}"
+        name = kind if experts and self.mixer == ATTENTION else f"{self.mixer}_{kind}" if experts else self.mixer
+        sizes = {"dim": self.head_dim, "kv": self.kv_heads}
+        own = [f"{what}{size}" for what, size in sizes.items() if size] + ["shared"] * self.shared_values
+        return "_".join([name, *own])
 
 
 def expanded(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:

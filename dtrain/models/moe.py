@@ -4,7 +4,7 @@ Dims: B batch, T tokens, E embed, X experts, K experts chosen by a token, N rows
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import jax
@@ -17,12 +17,13 @@ from dtrain.core.types import Natural, NonNegative, Positive, PositiveFloat
 from dtrain.models.feed_forward import Form, gated, hidden
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.layers import bias
+from dtrain.models.nn.layers import bias, lift, scale
 from dtrain.models.nn.low_rank import merged
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Mixture
 from dtrain.models.nn.moe import ExpertWeights, Product, Routing
 from dtrain.models.nn.param import Init, Param, Tree
+from dtrain.models.nn.vma import axes_of, vary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,9 @@ class Experts:
     """Biases in the experts (gpt-oss)."""
     router_bias: bool = False
     """A bias of the router's values (gpt-oss), unlike `bias`, which does not change the gates."""
+    beside: bool = False
+    """Experts beside the feed-forward layer, whose results are normalised apart and added. The router reads what
+    neither normalises, normalised and scaled by a vector, and each expert has a factor of its gates (Gemma 4)."""
     capacity: PositiveFloat | None = None
     """Most tokens of a row that one expert takes, as a multiple of an even spread: earlier tokens come first, the rest
     skip that expert, in training and evaluation, the same on every mesh. The metric `dropped` is their fraction. By
@@ -115,6 +119,9 @@ class Experts:
             tree["down_bias"] = bias((self.count, width), "_ embed")
         if self.router_bias:
             tree["router_bias"] = Param((self.count,), "_", declare.zeros, decay=False, exact=True)
+        if self.beside:
+            tree["router_scale"] = replace(scale((width,), "embed"), exact=True)
+            tree["expert_scale"] = replace(scale((self.count,), "_"), exact=True)
         if self.biased:
             tree["bias"] = Param((self.count,), "_", declare.zeros, decay=False, rate=self.bias_rate, exact=True)
         if self.shared:
@@ -124,15 +131,16 @@ class Experts:
         return tree
 
     def apply(
-        self, params: Tree, x_BTE: jax.Array, weight_BT: jax.Array, form: Form, ctx: Context
-    ) -> tuple[jax.Array, Tree]:
-        """x (B, T, E), split by `tokens`, through the experts.
+        self, params: Tree, x_BTE: jax.Array, weight_BT: jax.Array, form: Form, ctx: Context,
+        routed_BTE: jax.Array | None = None,
+    ) -> tuple[jax.Array, Tree]:  # fmt: skip
+        """x (B, T, E), split by `tokens`, through the experts. `routed_BTE`: what the router reads, by default x.
 
         Returns this device's share of the output, not yet summed over `hidden`, with all tokens of `length`, and the
         sums over tokens: `router`, which is added to the loss, and `dropped`.
         """
         weight_BT, limit = ctx.share(weight_BT), None
-        chosen_BTK, gates_BTK, sums = self._route(params, x_BTE, weight_BT, ctx)
+        chosen_BTK, gates_BTK, sums = self._route(params, x_BTE if routed_BTE is None else routed_BTE, weight_BT, ctx)
         if self.capacity is not None:
             kept_BTK, limit = self._kept(chosen_BTK, self.capacity, ctx)
             chosen_BTK = jnp.where(kept_BTK, chosen_BTK, self.count)  # no expert has the number `count`
@@ -173,8 +181,10 @@ class Experts:
     ) -> tuple[jax.Array, jax.Array, Tree]:
         """Each token's experts and gates, and the router's losses as sums over tokens."""
         # rounding may change which experts are chosen: always in float32, whatever dtype the layers compute in
-        exact = [x.astype(jnp.float32) for x in (x_BTE, params["router"])]
-        logits_BTX = jnp.einsum("BTE,EX->BTX", *exact, precision=jax.lax.Precision.HIGHEST)
+        wide_BTE, router_EX = (x.astype(jnp.float32) for x in (x_BTE, params["router"]))
+        if self.beside:
+            wide_BTE = wide_BTE * lift(params["router_scale"].astype(jnp.float32), wide_BTE) * x_BTE.shape[-1] ** -0.5
+        logits_BTX = jnp.einsum("BTE,EX->BTX", wide_BTE, router_EX, precision=jax.lax.Precision.HIGHEST)
         if self.router_bias:
             logits_BTX = logits_BTX + params["router_bias"].astype(jnp.float32)[None, None]
         scores_BTX = jax.nn.softmax(logits_BTX) if self.score == "softmax" else jax.nn.sigmoid(logits_BTX)
@@ -182,10 +192,13 @@ class Experts:
         ranked_BTX = self._in_groups(ranked_BTX) if self.groups > 1 else ranked_BTX
         # not top_k: on a CPU, under jit, the compiler would gather its operand over all devices
         order_BTX = jnp.argsort(jax.lax.stop_gradient(ranked_BTX), descending=True, stable=True)
+        order_BTX = vary(order_BTX, axes_of(ranked_BTX))  # JAX gives the result of a sort the type of a replicated one
         chosen_BTK = order_BTX[..., : self.active]
         gates_BTK = jnp.take_along_axis(scores_BTX, chosen_BTK, axis=-1)
         if self.renormalise:
             gates_BTK = gates_BTK / jnp.maximum(gates_BTK.sum(-1, keepdims=True), 1e-20)
+        if self.beside:
+            gates_BTK = gates_BTK * params["expert_scale"].astype(jnp.float32)[chosen_BTK]
         hits_BTX = jax.nn.one_hot(chosen_BTK, self.count, dtype=jnp.float32).sum(2) * weight_BT[..., None]
         loss = self.balance * self._imbalance(scores_BTX, hits_BTX, weight_BT, ctx)
         loss += self.z_loss * (jnp.square(jax.nn.logsumexp(logits_BTX, -1)) * weight_BT).sum()

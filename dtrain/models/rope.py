@@ -120,21 +120,28 @@ class Rope:
     """For contexts longer than those of the pretraining."""
     partial: Annotated[float, Gt(0), Le(1)] = 1.0
     """The share of each head's values that is rotated, the first ones (GLM, StableLM)."""
+    proportional: bool = False
+    """With `partial`: rotate the first pairs of all i and i + half, at the frequencies that they have when all are
+    rotated (Gemma 4), in place of the first values."""
     interleaved: bool = False
     """Rotate neighbouring values 2i and 2i + 1 (Cohere, GLM) in place of i and i + half."""
 
     def __post_init__(self) -> None:
         if self.theta <= 1:
             raise FieldError("theta", f"theta = {self.theta}; it must be above 1")
+        if self.proportional and (self.interleaved or self.partial == 1):
+            raise FieldError("proportional", "proportional needs partial below 1, and interleaved: false")
 
     def rotates(self, dim: int) -> int:
-        """How many of a head's `dim` values are rotated."""
-        return int(dim * self.partial)
+        """How many of a head's `dim` values are rotated; with `proportional` some of them by no angle."""
+        return dim if self.proportional else int(dim * self.partial)
 
     def waves(self, position_BT: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
         """Cosine and sine of every angle: (B, T, P) each."""
         dim = self.rotates(dim)
         plain = self.theta ** (-np.arange(0, dim, 2) / dim)
+        if self.proportional:
+            plain[int(dim * self.partial) // 2 :] = 0.0
         frequency = self.scaling.frequencies(plain, self.theta) if self.scaling else plain
         size = self.scaling.attention if self.scaling else 1.0
         angle_BTP = position_BT[..., None].astype(jnp.float32) * jnp.asarray(frequency, jnp.float32)[None, None]

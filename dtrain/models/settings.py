@@ -32,8 +32,14 @@ LATER: dict[str, object] = {
     "out_bias": False, "mlp_bias": False, "parallel_norms": False, "latent": None, "sinks": False, "head_bias": False,
     "experts.group_by": 2, "experts.biases": False, "experts.router_bias": False,
     "experts.shared_hidden": None, "attention_gate": False, "delta": None, "convolution": None,
+    "experts.beside": False, "value_norm": False, "layer_scale": False, "position.proportional": False,
 }  # fmt: skip
 """Settings of decoders that earlier versions did not have, with the values that say what those versions computed."""
+
+LATER_KIND: dict[str, object] = {
+    "dense": False, "mixer": ATTENTION, "head_dim": None, "kv_heads": None, "shared_values": False,
+}  # fmt: skip
+"""The same of kinds of layers."""
 
 LATER_YARN: dict[str, object] = {"mscale_all_dim": 0.0, "truncate": True}
 """The same of the scaling yarn."""
@@ -90,7 +96,7 @@ def _whole_kind(kind: Any) -> Any:
     position = kind.get("position") if isinstance(kind, dict) else None
     if not isinstance(position, dict) or "scaling" not in position:
         return kind
-    return kind | {"position": position | {"scaling": _whole_scaling(position["scaling"])}}
+    return kind | {"position": {"proportional": False, **position, "scaling": _whole_scaling(position["scaling"])}}
 
 
 def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context: int) -> list[str]:
@@ -113,30 +119,31 @@ OF_KINDS = ("window", "global_every", "window_theta", "pattern")
 BIASES = ("out_bias", "mlp_bias")
 
 
-def kinds(values: Mapping[str, Any], context: int) -> list[tuple[int | None, object, bool, str]]:
+def kinds(values: Mapping[str, Any], context: int) -> list[tuple[object, ...]]:
     """Of each layer its window, None where a query attends to all keys of a row of `context` tokens, its own rotary
-    positions, None where they are the model's, whether it is dense, and its mixer."""
+    positions, None where they are the model's, and what LATER_KIND names."""
     window, every, theta = values.get("window"), values.get("global_every") or 0, values.get("window_theta")
     shared = {name.removeprefix("position."): value for name, value in values.items() if name.startswith("position.")}
+    usual = {name: values.get(name, own) for name, own in LATER_KIND.items()}
     if values.get("pattern"):
         own = [
-            (kind["window"], kind["position"], kind.get("dense", False), kind.get("mixer", ATTENTION))
+            (kind["window"], kind["position"], *(kind.get(name) or own for name, own in usual.items()))
             for kind in values["pattern"]
         ]
         one = [kind for kind, given in zip(own, values["pattern"], strict=True) for _ in range(given["count"])]
     else:
-        near = (window, shared | {"theta": theta, "scaling": None} if window and theta else None, False, ATTENTION)
-        one = [near] * (every - 1) + [(None, None, False, ATTENTION)] if every else [near]
+        near = (window, shared | {"theta": theta, "scaling": None} if window and theta else None, *usual.values())
+        one = [near] * (every - 1) + [(None, None, *usual.values())] if every else [near]
     layers = [one[number % len(one)] for number in range(values["layers"])]
     return [
-        (None if size is not None and size >= context else size, None if rope == shared else rope, dense, mixer)
-        for size, rope, dense, mixer in layers
+        (None if size is not None and size >= context else size, None if rope == shared else rope, *others)
+        for size, rope, *others in layers
     ]
 
 
 def _resolved(model: Decoder) -> Settings:
     scalar, multiplier = model.query_pre_attn_scalar, model.attention_multiplier
-    wide = not model.experts or any(kind.dense for kind in model.kinds)
+    wide = not model.experts or model.experts.beside or any(kind.dense for kind in model.kinds)
     return {
         "kv_heads": model.groups,
         "head_dim": model.head_size,

@@ -50,7 +50,7 @@ def save(folder: Path, kind: str, fields: dict[str, object], tokens: np.ndarray)
     """A random model with its logits, its loss (the mean over tokens) and the gradient of that for each tensor."""
     config = AutoConfig.for_model(kind, **copy.deepcopy(fields))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-    routing = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    routing = [buffer for name, buffer in model.named_buffers() if name.endswith(("_correction_bias", "layer_scalar"))]
     for values in (*model.parameters(), *routing):
         values.data += 0.1 * torch.randn_like(values)
     # small files: the larger ones of a family are split as published ones are

@@ -328,6 +328,47 @@ def test_the_fields_of_lfm2_are_read() -> None:
     assert config_of(sparse)["intermediate_size"] == sparse.experts.hidden  # pyright: ignore[reportOptionalSubscript]
 
 
+def test_the_fields_of_gemma_4_are_read() -> None:
+    """Those of the model of 31 billion parameters; `per_layer_config` is how transformers saves two of them."""
+    large: Any = {
+        "num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 16, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 4, "hidden_size_per_layer_input": 0, "sliding_window": 1024,
+        "final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision", "head_dim": 256,
+    }  # fmt: skip
+    found = read_of("gemma4_text", **large)
+    local, full = found.model.kinds[4:6]
+    assert (found.unserved, found.unchecked, len(found.model.kinds)) == ((), (), 60)
+    assert (local.window, local.kv_heads, local.head_dim, local.shared_values) == (1024, None, None, False)
+    assert (full.window, full.kv_heads, full.head_dim, full.shared_values) == (None, 4, 512, True)
+    assert found.model.rotations == ((Rope(theta=1e4), 256), (Rope(theta=1e6, partial=0.25, proportional=True), 512))
+    own = {str(number): {"head_dim": 512, "num_key_value_heads": 4} for number in range(5, 60, 6)}
+    assert (
+        read_of("gemma4_text", **large | {"num_global_key_value_heads": 9}, per_layer_config=own).model == found.model
+    )
+    apart = read_of("gemma4_text", **large | {"attention_k_eq_v": False}).model.kinds[5]
+    assert (apart.kv_heads, apart.head_dim, apart.shared_values) == (None, 512, False)
+    unified = read_of("gemma4_unified_text", hidden_size=32, num_hidden_layers=6, num_attention_heads=4)
+    assert (unified.model.kinds[0].window, unified.unserved) == (1024, ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"hidden_size_per_layer_input": None}, "hidden_size_per_layer_input: 256"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers: 2"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention: all"),
+        ({"layer_types": ["conv"] * 6}, "layer_types: conv, 6 of 6 layers"),
+        ({"per_layer_config": {"0": {"hidden_size": 8}}}, "per_layer_config: hidden_size: 8"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}},
+         "rope_parameters.full_attention: {'rope_type': 'yarn', 'factor': 2.0}"),
+    ],
+)  # fmt: skip
+def test_what_gemma_4_has_beside_is_refused(fields: dict[str, Any], problem: str) -> None:
+    given = {"num_hidden_layers": 6, "hidden_size_per_layer_input": 0} | fields
+    given = {name: value for name, value in given.items() if value is not None}
+    assert read_of("gemma4_text", **given).unserved == (problem,)
+
+
 def test_a_decoder_with_an_image_encoder_may_have_fields_outside_its_own() -> None:
     text = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 64}
     inner = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}

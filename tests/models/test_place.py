@@ -50,6 +50,9 @@ MODELS: dict[str, Decoder] = {
     "qwen3_5": Decoder(**SIZES, **LINEAR),
     "lfm2": Decoder(**SIZES, qk_norm=True, convolution=ShortConvolution(),
                     pattern=(LayerKind(mixer="convolution"), LayerKind())),
+    "gemma4": Decoder(**SIZES, kv_heads=4, head_dim=4, qk_norm=True, value_norm=True, post_norm=True, layer_scale=True,
+                      tied=True, experts=Experts(count=4, active=2, hidden=6, beside=True),
+                      pattern=(LayerKind(window=4), LayerKind(head_dim=6, kv_heads=2, shared_values=True))),
     "qwen3_5_moe": Decoder(**SIZES, **LINEAR, experts=Experts(count=4, active=2, hidden=6, shared=1, shared_gate=True)),
     "qwen3_5_moe_joint": Decoder(**SIZES, **LINEAR, experts=replace(GATED, shared_gate=True)),
 }  # fmt: skip

@@ -25,8 +25,14 @@ GEMMA3: JsonObject = {
     "num_hidden_layers": 26, "num_attention_heads": 8,
 }  # fmt: skip
 """What the `text_config` of Gemma 3 with images may leave out."""
+GEMMA4: JsonObject = {
+    "model_type": "gemma4_text", "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216,
+    "num_hidden_layers": 30, "num_attention_heads": 8,
+}  # fmt: skip
 WITH_IMAGES: dict[str, JsonObject] = {
     "gemma3": GEMMA3,
+    "gemma4": GEMMA4,
+    "gemma4_unified": GEMMA4 | {"model_type": "gemma4_unified_text"},
     "qwen3_5": {
         "model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288,
         "num_hidden_layers": 32, "num_attention_heads": 16,
@@ -52,7 +58,7 @@ NEEDS: dict[str, str] = {
     **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
     **dict.fromkeys(("mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"),
                     _STATE),
-    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), "embeddings of each layer"),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), "embeddings of each layer"),
     "persimmon": "normalisations of queries and keys with biases",
     **dict.fromkeys(("bloom", "mpt", "falcon"), "attention with linear biases (ALiBi)"),
     "llama4_text": "attention in chunks and gates before the experts",

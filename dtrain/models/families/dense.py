@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dtrain.core.types import JsonObject
 from dtrain.models.families.family import Family, whole_heads
 from dtrain.models.families.fields import Fields
+from dtrain.models.families.gemma4 import gemma4
 from dtrain.models.families.latent import latent, latent_rope
 from dtrain.models.families.layers import (
     FULL,
@@ -322,6 +323,8 @@ DENSE: dict[str, Family] = {
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM", (*sizes(kv_heads=4, head_dim=256), *QWEN3_5, dense()), "qwen3_5",
     ),
+    "gemma4_text": Family("Gemma4ForCausalLM", gemma4(512, 256), "gemma4"),
+    "gemma4_unified_text": Family("Gemma4UnifiedForCausalLM", gemma4(1024, 0), "gemma4", written=False),
     "lfm2": Family(
         "Lfm2ForCausalLM",
         (*LFM2, convolutions(by_numbers), adjusted_width()),

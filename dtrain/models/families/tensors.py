@@ -75,6 +75,7 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
     tables = {
         "llama": usual,
         "gemma2": gemma,
+        "gemma4": gemma | _gemma4(model),
         "phi3": usual | gates | together,
         "glm": usual | gates,
         "glm4": glm4 | gates,
@@ -158,6 +159,18 @@ def _lfm2(model: "Decoder", usual: dict[str, Place]) -> dict[str, Place]:
     found |= _experts("feed_forward", {"gate": "w1", "down": "w2", "up": "w3"})
     found["blocks.moe.bias"] = Place(f"{LAYER}feed_forward.expert_bias")
     return found | {f"{conv}taps": Channels(f"{LAYER}conv.conv.weight", transposed=True, total=width)}
+
+
+def _gemma4(model: "Decoder") -> dict[str, Place]:
+    """A factor of each layer, and experts beside the feed-forward layer."""
+    run = model.experts.hidden if model.experts else 1
+    found = _together(f"{LAYER}experts.gate_up_proj", f"{LAYER}experts.down_proj", run=run, transposed=True)
+    found |= {"blocks.scale": Place(f"{LAYER}layer_scalar")}
+    found |= _norms({"moe_norm": "pre_feedforward_layernorm_2", "mlp_post": "post_feedforward_layernorm_1",
+                     "moe_post": "post_feedforward_layernorm_2"})  # fmt: skip
+    found["blocks.moe.router"] = Place(f"{LAYER}router.proj.weight", transposed=True)
+    names = {"router_scale": "scale", "expert_scale": "per_expert_scale"}
+    return found | {f"blocks.moe.{ours}": Place(f"{LAYER}router.{theirs}") for ours, theirs in names.items()}
 
 
 def _gated_queries(head_size: int) -> dict[str, Place]:
