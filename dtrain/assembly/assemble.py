@@ -136,7 +136,13 @@ class Assembly:
     def compile(self, step: Traced, warn: Callable[[str], None] = lambda _: None) -> jax.stages.Compiled:
         """Compile a traced step of this assembly for its devices, with the options of the engine, or with others where
         the compiler fails with them, which `warn` gets."""
-        return self.recipe.engine.compile(step, self.layout.platform, self.layout.chip, warn)
+        engine, layout = self.recipe.engine, self.layout
+        return engine.compile(step, layout.platform, layout.chip, experts=self.experts, warn=warn)
+
+    @property
+    def experts(self) -> bool:
+        """Whether the model has a mixture of experts."""
+        return self.recipe.model.structure.mixture is not None
 
     def _trace_forward(
         self, step: Callable[[State, Batch], Any], state: State, features: Example, examples: int | None = None

@@ -22,7 +22,8 @@ PRODUCTS: Options = {
 }
 """Collectives run beside matrix products."""
 
-KERNELS: Options = {**PRODUCTS, "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call": True}
+WITH_KERNELS = "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call"
+KERNELS: Options = {**PRODUCTS, WITH_KERNELS: True}
 """Collectives run beside matrix products and kernels, such as attention and the products of experts."""
 
 ALL_REDUCE = "xla_tpu_enable_sparse_core_collective_offload_all_reduce"

@@ -21,7 +21,16 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, merged, trained
 from dtrain.models.nn.vma import axes_of, vary
-from dtrain.parallel.compiler_options import ALL_REDUCE, SCHEDULED, SPARSECORE, TPU, VMEM, Overlap, resolved
+from dtrain.parallel.compiler_options import (
+    ALL_REDUCE,
+    SCHEDULED,
+    SPARSECORE,
+    TPU,
+    VMEM,
+    WITH_KERNELS,
+    Overlap,
+    resolved,
+)
 from dtrain.parallel.mesh import PIPELINE
 from dtrain.parallel.rules import Layout
 
@@ -52,6 +61,10 @@ class Replicas:
 
 
 Traced = jax.stages.Traced | Replicas
+
+
+def _silent(_: str) -> None:
+    """No warning."""
 
 
 FILES = re.compile(r"_(dir|path|file|directory|from|to)(_|$)")
@@ -89,19 +102,22 @@ class Compiler:
         automatic = self.automatic(chip) if chip else "none"
         return resolved(automatic if self.overlap == "auto" else self.overlap, platform, chip)
 
-    def chosen(self, platform: str, chip: Chip | None = None) -> dict[str, bool | str]:
-        """The options that the section asks of this hardware's compiler. `chip`: None if it is not in the table."""
+    def chosen(self, platform: str, chip: Chip | None = None, *, experts: bool = False) -> dict[str, bool | str]:
+        """The options that the section asks of this hardware's compiler. `chip`: None if it is not in the table.
+        `experts`: whether the model has a mixture of experts."""
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
         foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
         own = {SCHEDULED: self.overlap != "none"} if platform == "gpu" else TPU[self.overlapped(platform, chip)]
+        if experts and not self.explicit:  # beside kernels of experts that the compiler places, it ends the process
+            own = {name: value for name, value in own.items() if name != WITH_KERNELS}
         given = {**own, **self.xla}
         line = {name: value if isinstance(value, bool) else str(value) for name, value in given.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}
 
-    def options(self, platform: str, chip: Chip | None = None) -> dict[str, bool | str]:
+    def options(self, platform: str, chip: Chip | None = None, *, experts: bool = False) -> dict[str, bool | str]:
         """The options for this hardware's compiler, as it takes them."""
         simulated = platform == "cpu" and jax.device_count() > 1 and jax.process_count() == 1
-        return ({SCHEDULER: MEMORY} if simulated else {}) | self.chosen(platform, chip)
+        return ({SCHEDULER: MEMORY} if simulated else {}) | self.chosen(platform, chip, experts=experts)
 
     def arranged(self, mesh: Mesh) -> Mesh:
         """Any order is supported."""
@@ -116,13 +132,13 @@ class Compiler:
                 yield f"engine.xla.{name}", "an option that names a file or writes one is not allowed in a recipe", hint
 
     def compile(
-        self, step: Traced, platform: str, chip: Chip | None = None, warn: Warn = lambda _: None
+        self, step: Traced, platform: str, chip: Chip | None = None, *, experts: bool = False, warn: Warn = _silent
     ) -> jax.stages.Compiled:
         """Compile the traced step. Raises RecipeError with the name of an option that the compiler does not have."""
         lowered = step.lower()
         if platform == "cpu" and jax.device_count() > 1:
             number_collectives(lowered.compiler_ir())
-        return self.build(lowered, self.options(platform, chip), warn)
+        return self.build(lowered, self.options(platform, chip, experts=experts), warn)
 
     def build(self, lowered: jax.stages.Lowered, options: Mapping[str, bool | str], warn: Warn) -> jax.stages.Compiled:
         """Compile with these options. One of `overlap: auto` that the compiler does not have is left out, since
@@ -212,7 +228,7 @@ class Engine(Protocol):
         ...
 
     def compile(
-        self, step: Traced, platform: str, chip: Chip | None = None, warn: Warn = lambda _: None
+        self, step: Traced, platform: str, chip: Chip | None = None, *, experts: bool = False, warn: Warn = _silent
     ) -> jax.stages.Compiled:
         """Compile the traced step with the options of the section, or with others, which `warn` gets."""
         ...

@@ -17,7 +17,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from dtrain.core.chips import Chip
 from dtrain.models.nn.count_flops import MATRIX_PRODUCTS, one_product
-from dtrain.parallel.compiler_options import SCHEDULED
+from dtrain.parallel.compiler_options import SCHEDULED, WITH_KERNELS
 from dtrain.parallel.engine import Compiler, Traced
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan import kernels
@@ -109,7 +109,6 @@ CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrap
 
 
 ASYNC_GATHER = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"
-WITH_KERNELS = "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call"
 WINDOW_GATHERS = "xla_tpu_enable_windowed_einsum_for_all_gather"
 WINDOW_FROM = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
 WHOLE_FROM = 10_000
@@ -156,12 +155,13 @@ class Overlap:
         return "all-reduce" if whole else kind
 
 
-def overlap(engine: Compiler, placed_by_compiler: bool, chip: Chip, devices: int) -> Overlap:
+def overlap(engine: Compiler, placed_by_compiler: bool, chip: Chip, devices: int, *, experts: bool = False) -> Overlap:
     """Rules for an engine's compiler and options on a chip.
 
     `placed_by_compiler`: the compiler inserts the collectives (engine jit). `devices`: those of the whole mesh.
+    `experts`: whether the model has a mixture of experts.
     """
-    options: Mapping[str, bool | str] = engine.chosen(chip.platform, chip)
+    options: Mapping[str, bool | str] = engine.chosen(chip.platform, chip, experts=experts)
     if chip.platform == "gpu":
         hidden = _on(options, SCHEDULED)
         return Overlap(hidden, hidden and not placed_by_compiler, kernels=True, queued=True)

@@ -163,7 +163,8 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     if too_large := _state_too_large(replace(assembly, recipe=recipe), on, start):
         return too_large
     network = _network(assembly.layout, on)
-    hides = overlap(recipe.engine, placed_by_compiler, on.chip, on.devices) if on.chip else ALL
+    experts = recipe.model.structure.mixture is not None
+    hides = overlap(recipe.engine, placed_by_compiler, on.chip, on.devices, experts=experts) if on.chip else ALL
     traced_cost = step_cost(assembly.train(), network, on.devices, _filled(assembly), hides)
     state_bytes = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.shapes))
     inputs = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.batch))

@@ -114,7 +114,9 @@ def values(plan: Plan) -> JsonObject:
         "engine": plan.recipe.engine.kind,
         "batch": plan.recipe.batch,
         "accumulate": plan.recipe.accumulate,
-        "compiler_options": plan.recipe.engine.chosen(plan.target.platform, plan.target.chip),
+        "compiler_options": plan.recipe.engine.chosen(
+            plan.target.platform, plan.target.chip, experts=plan.recipe.model.structure.mixture is not None
+        ),
         "parameters": plan.parameters,
         "fits": plan.fits,
         "verdict": verdict(plan).lower(),

@@ -116,12 +116,13 @@ def engine_variants(candidate: Candidate, base: Recipe, on: Target) -> Iterator[
     """The candidate with the other engines and compiler options, each program once. The options are for TPUs, and tried
     only there."""
     recipe = candidate.recipe
-    tried = [_program(recipe.engine, on)]
+    experts = recipe.model.structure.mixture is not None
+    tried = [_program(recipe.engine, on, experts)]
     for _, way in WAYS:
         engine = dataclasses.replace(
             way, xla={**recipe.engine.xla, **way.xla}, steps_per_call=recipe.engine.steps_per_call
         )
-        changed, program = dataclasses.replace(recipe, engine=engine), _program(engine, on)
+        changed, program = dataclasses.replace(recipe, engine=engine), _program(engine, on, experts)
         named = bool(way.xla) or way.overlap != "auto"
         absent = way.overlap == "sparsecore" != way.overlapped(on.platform, on.chip)
         if absent or (named and on.platform != "tpu") or program in tried or problems_of(changed, None):
@@ -133,6 +134,6 @@ def engine_variants(candidate: Candidate, base: Recipe, on: Target) -> Iterator[
         yield Candidate(changed, rest | ({"engine": section} if engine != base.engine else {}))
 
 
-def _program(engine: Engine, on: Target) -> tuple[str, Options]:
+def _program(engine: Engine, on: Target, experts: bool) -> tuple[str, Options]:
     """What of an engine decides the program."""
-    return engine.kind, engine.chosen(on.platform, on.chip)
+    return engine.kind, engine.chosen(on.platform, on.chip, experts=experts)

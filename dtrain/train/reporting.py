@@ -120,7 +120,9 @@ def _same(plan: JsonObject, assembly: Assembly, devices: Sequence[Device]) -> bo
         "engine": recipe.engine.kind,
         "batch": recipe.batch,
         "accumulate": recipe.accumulate,
-        "compiler_options": recipe.engine.chosen(assembly.layout.platform, assembly.layout.chip),
+        "compiler_options": recipe.engine.chosen(
+            assembly.layout.platform, assembly.layout.chip, experts=assembly.experts
+        ),
     }
     kinds = plan.get("device_kinds", ())
     return all(plan.get(key) == value for key, value in here.items()) and (

@@ -109,7 +109,8 @@ def test_every_family_gives_the_published_logits_both_ways(
 
 
 def test_every_family_is_compared() -> None:
-    assert {kind for kind, _ in sized().values()} == FAMILIES.keys()
+    alike = {"gemma4_unified_text"}  # other defaults of the same fields: transformers has no such decoder alone
+    assert {kind for kind, _ in sized().values()} == FAMILIES.keys() - alike
 
 
 @pytest.mark.parametrize(

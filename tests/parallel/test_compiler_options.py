@@ -7,7 +7,7 @@ import pytest
 
 from dtrain.core.chips import CHIPS, Chip
 from dtrain.core.errors import RecipeError
-from dtrain.parallel.compiler_options import ALL_REDUCE, KERNELS, PRODUCTS, SCHEDULED, SPARSECORE
+from dtrain.parallel.compiler_options import ALL_REDUCE, KERNELS, PRODUCTS, SCHEDULED, SPARSECORE, WITH_KERNELS
 from dtrain.parallel.engine import Warn
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.pmap import Pmap
@@ -47,6 +47,14 @@ def chip(name: str) -> Chip:
 def test_each_chip_gets_its_options(engine: Jit | ShardMap | Pmap, name: str, expected: dict[str, bool]) -> None:
     found = engine.options(chip(name).platform, chip(name))
     assert found == {name: value if isinstance(value, bool) else str(value) for name, value in expected.items()}
+
+
+def test_under_jit_kernels_of_experts_are_not_overlapped() -> None:
+    """libtpu ended the process: "BarrierMegacore in primary or secondary region, hlo: [tgmm.1]"."""
+    v5p = chip("v5p")
+    assert WITH_KERNELS in Jit().chosen("tpu", v5p) and WITH_KERNELS not in Jit().chosen("tpu", v5p, experts=True)
+    assert OFFLOAD in Jit().chosen("tpu", v5p, experts=True)
+    assert WITH_KERNELS in ShardMap().chosen("tpu", v5p, experts=True)
 
 
 def test_a_chip_that_is_not_in_the_table_and_a_cpu_get_none() -> None:
