@@ -41,3 +41,6 @@ Decay = Annotated[float, Ge(0), Le(0.9999999)]
 """A decay factor below 1; a larger value would round to 1 in float32."""
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 DType = Literal["float32", "bfloat16"]
+Answers = Literal["", "pairs", "judged"]
+"""What a row of data has to compare: two answers to one prompt, the preferred one first; or an answer that is good or
+bad, beside one to another prompt."""

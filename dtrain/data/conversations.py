@@ -172,7 +172,8 @@ def _sorted_fields(
     """The fields of a record that are ignored, and those that are unknown. DataError for one that is not supported."""
     refused = REFUSED
     if found.get("label") in (False, 0, "false", "False"):  # KTO's form: an answer that is not wanted
-        refused = REFUSED | {"label": "an answer labelled false would be learned: leave such records out; " + _OUT}
+        learns = "data of kind feedback, with objective: kto, learns from them"
+        refused = REFUSED | {"label": f"an answer labelled false would be learned: {learns}; {_OUT}"}
     ignored, unknown = KnownNames(used, IGNORED, refused).sort(where, found, ignore)
     return tuple(ignored), tuple(unknown)
 

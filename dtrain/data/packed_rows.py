@@ -1,7 +1,7 @@
 """Rows of several documents each, cut from tokenised records in the cache."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -136,10 +136,13 @@ class Documents:
         """The counts by name."""
         return _counts(self.stream.tokens)
 
-    def rows_of(self, split: Split, test: float, length: int, per_row: int | None) -> "Packed":
+    def rows_of(
+        self, split: Split, test: float, length: int, per_row: int | None, *, numbered: bool = False
+    ) -> "Packed":
         """The rows of a split, each of so many consecutive documents, or, with None, of as many as fit.
 
-        `test`: the fraction held out, 1 if all are. DataError if the split has no document.
+        `test`: the fraction held out, 1 if all are. `numbered`: the cache has the number of the first document of each
+        row in place of bytes of text. DataError if the split has no document.
         """
         unit = per_row or 1
         count = self.counts["documents"] // unit
@@ -169,11 +172,10 @@ class Documents:
         bounds = np.cumsum([0, *map(len, rows)])
         largest = int((self.stream.tokens[first:] & ~TARGET_BIT).max(initial=0))
         digest = f"chat:{split}:{test}:{length}:{per_row}:{self.digest[:16]}{f':{grown} copies' if grown else ''}"
-        text = int(texts[flat].sum())
-        hashed = content[own]
-        return Packed(
-            self, length, starts[flat], sizes[flat], bounds, largest, digest, len(own), text=text, hashed=hashed
-        )
+        whole = Packed(self, length, starts[flat], sizes[flat], bounds, largest, digest, len(own), hashed=content[own])
+        if numbered:
+            return replace(whole, first=texts[flat[bounds[:-1]]])
+        return replace(whole, text=int(texts[flat].sum()))
 
     def _content_hashes(self, unit: int) -> np.ndarray:
         """The hash of each record, uint64 (records,), which is so many documents."""
@@ -202,6 +204,8 @@ class Packed(SourceDefaults):
     """Whether the loss is that of predicting texts: then it has bits per byte."""
     text: int = 0
     """Bytes of text of the documents that count in the loss."""
+    first: np.ndarray | None = None
+    """The number of the first document of each row; by default 0."""
     hashed: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64), compare=False, repr=False)
     """The hash of each record."""
 
@@ -258,7 +262,8 @@ class Packed(SourceDefaults):
         batch[TARGET] = np.full(shape, NO_TARGET, np.int32)
         for row, index in enumerate(indices.tolist()):
             at, documents = 0, range(self.bounds[index], self.bounds[index + 1])
-            for number, document in enumerate(documents):
+            first = 0 if self.first is None else int(self.first[index])
+            for number, document in enumerate(documents, first):
                 begin, size = int(self.starts[document]), int(self.sizes[document])
                 with_bits, slots = cache[begin : begin + size], slice(at, at + size - 1)
                 tokens = (with_bits & ~TARGET_BIT).astype(np.int32)
@@ -267,7 +272,7 @@ class Packed(SourceDefaults):
                 batch[DOCUMENT][row, slots] = number
                 batch[POSITION][row, slots] = np.arange(size - 1)
                 at += size - 1
-            batch[DOCUMENT][row, at:] = len(documents)  # empty slots attend to each other alone
+            batch[DOCUMENT][row, at:] = first + len(documents)  # empty slots attend to each other alone
             batch[POSITION][row, at:] = np.arange(self.length - at)
         return batch
 

@@ -1,6 +1,6 @@
 """Pairs of answers to one prompt, of which one is preferred: both are in one row, as two documents."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dtrain.core.errors import DataError
+from dtrain.core.types import Answers
 from dtrain.data.chat import Reader, Templated
 from dtrain.data.conversations import ASSISTANT, USER, Conversation, messages_as_json, usual_role
 from dtrain.data.guess import Guess, preference_guesses
@@ -35,8 +36,8 @@ class Preference(Templated):
         return preference_guesses(path)
 
     @property
-    def pairs(self) -> bool:
-        return True
+    def answers(self) -> Answers:
+        return "pairs"
 
     def open(self, split: Split) -> Source:
         rows = self.documents(split).rows_of(split, self.held_out(split)[1], self.length, 2)
@@ -62,11 +63,13 @@ class Preference(Templated):
     def _texts(self, reader: Reader, counts: dict[str, int]) -> Iterator[Rendered]:
         """The preferred answer of each record, then the other one; of a conversation only the last turn counts."""
         for record in reader.records():
-            chosen, rejected = (_conversation(reader, record, name) for name in ("chosen", "rejected"))
-            if list(map(_turn, chosen.messages[:-1])) != list(map(_turn, rejected.messages[:-1])):
+            chosen, rejected = (
+                conversation_with(reader, record, name, {"chosen", "rejected"}, HINT) for name in ("chosen", "rejected")
+            )
+            if list(map(turn, chosen.messages[:-1])) != list(map(turn, rejected.messages[:-1])):
                 hint = "both are the same conversation up to their last turn, system prompt included"
                 raise DataError(f"{record[0]}: chosen and rejected answer different conversations", hint)
-            if _turn(chosen.messages[-1]) == _turn(rejected.messages[-1]) or not _turn(rejected.messages[-1])[1]:
+            if turn(chosen.messages[-1]) == turn(rejected.messages[-1]) or not turn(rejected.messages[-1])[1]:
                 counts["empty"] += 1  # nothing to prefer
                 continue
             for read in (chosen, rejected):
@@ -74,7 +77,7 @@ class Preference(Templated):
                 yield Rendered(rendered.text, rendered.spans[-1:])
 
 
-def _turn(message: Any) -> tuple[Any, ...]:
+def turn(message: Any) -> tuple[Any, ...]:
     """What two messages must have in common to be the same: who says what, and which functions it calls."""
     if not isinstance(message, dict):
         return (None, message)
@@ -83,8 +86,9 @@ def _turn(message: Any) -> tuple[Any, ...]:
     return (usual_role(role) if isinstance(role, str) else role, content or message.get("tool_calls") or "")
 
 
-def _conversation(reader: Reader, record: Record, name: str) -> Conversation:
-    """The prompt of a record with one of its answers."""
+def conversation_with(reader: Reader, record: Record, name: str, about: Set[str], hint: str) -> Conversation:
+    """The prompt of a record with the answer of this name. `about`: the fields of answers, and of what is said of them;
+    `hint`: what a record has."""
     where, values = record
     asked = next((key for key in PROMPTS if values.get(key)), "prompt")
     prompt, answer = (messages_as_json(values.get(key)) for key in (asked, name))
@@ -100,16 +104,16 @@ def _conversation(reader: Reader, record: Record, name: str) -> Conversation:
         answer = [{"role": ASSISTANT, "content": answer}]
     if not isinstance(answer, list):
         found = "is missing" if answer is None else f"is {type(answer).__name__}, not text or a list of messages"
-        raise DataError(f"{where}: {name} {found}; it has {', '.join(map(repr, values))}", HINT)
+        raise DataError(f"{where}: {name} {found}; it has {', '.join(map(repr, values))}", hint)
     if not isinstance(before, list) or not (before or len(answer) > 1):
-        raise DataError(f"{where}: has no prompt; it has {', '.join(map(repr, values))}", HINT)
+        raise DataError(f"{where}: has no prompt; it has {', '.join(map(repr, values))}", hint)
     # the answer's messages may repeat those of the prompt, after a system prompt of their own
-    own, opening = [_turn(one) for one in before], [_turn(one) for one in answer]
+    own, opening = [turn(one) for one in before], [turn(one) for one in answer]
     repeats = own and own in (opening[: len(own)], opening[1 : len(own) + 1])
     messages = answer if repeats else [*before, *answer]
-    used = {asked, "chosen", "rejected", "messages", *(["input"] if asked == "instruction" else [])}
+    used = {asked, *about, "messages", *(["input"] if asked == "instruction" else [])}
     rest = {key: value for key, value in values.items() if key not in used}
     read = reader.conversation((where, {"messages": messages, **rest}), {})
     if read.messages[-1]["role"] != ASSISTANT:
-        raise DataError(f"{where}: the last message of {name} is not the assistant's", HINT)
+        raise DataError(f"{where}: the last message of {name} is not the assistant's", hint)
     return read

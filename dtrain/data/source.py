@@ -9,7 +9,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dtrain.core.errors import Problem, RecipeError
-from dtrain.core.types import JsonObject
+from dtrain.core.types import Answers, JsonObject
 from dtrain.data.batch import TOKEN, Batch, Example, Preparation
 from dtrain.data.order import Order, RowOrder
 
@@ -308,9 +308,9 @@ class DataDefaults:
         return iter(())
 
     @property
-    def pairs(self) -> bool:
-        """Whether a row has two answers, the preferred one first."""
-        return False
+    def answers(self) -> Answers:
+        """What a row has for an objective that compares answers."""
+        return ""
 
     @property
     def holds_out(self) -> bool:

@@ -156,9 +156,9 @@ def _scores(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def lacks_base(loaded: LoadedRun, data: Any) -> bool:
-    """Whether data are pairs of answers, and the run was not trained on pairs, with a frozen base for their loss."""
-    paired = loaded.assembly.recipe.minimised.pairs or (loaded.recipe.data.pairs and loaded.as_trained is not None)
-    return data.pairs and not paired
+    """Whether data are answers to compare, and the run was not trained on such, with a frozen base for their loss."""
+    trained_on = loaded.recipe.data.answers if loaded.as_trained else ""
+    return bool(data.answers) and data.answers not in (loaded.assembly.recipe.minimised.answers, trained_on)
 
 
 def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
@@ -168,8 +168,8 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
     """
     if lacks_base(loaded, loaded.recipe.data):
         hint = "score answers to questions (--questions), or give other data: data='{kind: chat, ...}' objective=null"
-        raise RecipeError("pairs of answers are measured against the frozen base of a run with adapters", hint)
-    if loaded.as_trained and loaded.recipe.data.pairs:
+        raise RecipeError("such answers are measured against the frozen base of a run with adapters", hint)
+    if loaded.as_trained and loaded.recipe.data.answers:
         loaded = loaded.as_trained()
     assembly, state = loaded.assembly, state_of(loaded)
     if unfit := assembly.recipe.model.mismatch(source.example):

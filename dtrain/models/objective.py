@@ -3,13 +3,28 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from dtrain.core.errors import Problem
 from dtrain.core.metrics import Metric
+from dtrain.core.types import Answers
 from dtrain.core.weights_source import WeightsSource
 from dtrain.models.lora import Lora, adapted
 from dtrain.models.nn.param import Tree
+
+
+class Taken(NamedTuple):
+    """Answers that objectives compare: what they are called, the data that has them, and an objective for them."""
+
+    text: str
+    data: str
+    objective: str
+
+
+OF_ANSWERS: Mapping[Answers, Taken] = {
+    "pairs": Taken("pairs of answers", "data: {kind: preference}", "objective: {kind: dpo}"),
+    "judged": Taken("judged answers", "data: {kind: feedback}", "objective: {kind: kto}"),
+}
 
 
 class Objective(ABC):
@@ -17,8 +32,8 @@ class Objective(ABC):
 
     kind: Any
     """Its name in recipes."""
-    pairs: ClassVar[bool] = False
-    """Whether it takes rows with two answers, which data of kind preference has."""
+    answers: ClassVar[Answers] = ""
+    """What it takes rows of: pairs of answers, or judged ones; nothing of the kind."""
     measures_nll: ClassVar[bool] = False
     """Whether evaluations of texts measure the negative log-likelihood of the next token: as the metric `nll`, or where
     there is none as the loss. Perplexity and bits per byte are computed from it."""
@@ -44,11 +59,13 @@ class Objective(ABC):
 
     def problems(self, recipe: Any) -> Iterator[Problem]:
         """What of a recipe does not go with it."""
-        if recipe.data.pairs and not self.pairs:
-            yield "objective", f"data of kind {recipe.data.kind} has pairs of answers", "objective: {kind: dpo}"
-        if self.pairs and not recipe.data.pairs:
-            message = f"{self.kind} needs pairs of answers; the data is of kind {recipe.data.kind}"
-            yield "objective", message, "data: {kind: preference}"
+        found, needed = recipe.data.answers, self.answers
+        if found and not needed:
+            objective = OF_ANSWERS[found].objective
+            yield "objective", f"data of kind {recipe.data.kind} has {OF_ANSWERS[found].text}", objective
+        elif found != needed:
+            message = f"{self.kind} needs {OF_ANSWERS[needed].text}; the data is of kind {recipe.data.kind}"
+            yield "objective", message, OF_ANSWERS[needed].data
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -9,16 +9,17 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import Problem
 from dtrain.core.metrics import REWARD_ACCURACY, REWARD_MARGIN, Metric
+from dtrain.core.types import Answers
 from dtrain.data.batch import DOCUMENT, WEIGHT, Batch, Example
 from dtrain.models.nn.model import Loss, Wrapped
-from dtrain.models.objective import Objective, needs_decoder
+from dtrain.models.objective import OF_ANSWERS, Objective, needs_decoder
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairObjective(Objective):
     """Prefers one of two answers to a prompt."""
 
-    pairs: ClassVar[bool] = True
+    answers: ClassVar[Answers] = "pairs"
 
     def problems(self, recipe: Any) -> Iterator[Problem]:
         yield from super().problems(recipe)
@@ -45,7 +46,8 @@ class PairModel(Wrapped):
 
     def mismatch(self, example: Example) -> str:
         if DOCUMENT not in example:
-            return f"objective {self.objective.kind} takes pairs of answers: data of kind preference"
+            taken = OF_ANSWERS[self.objective.answers]
+            return f"objective {self.objective.kind} takes {taken.text}: {taken.data}"
         return super().mismatch(example)
 
     @property

@@ -14,6 +14,7 @@ from dtrain.core.weights_source import WeightsSource
 from dtrain.data.chat import Chat
 from dtrain.data.custom import CustomData
 from dtrain.data.digits import Digits
+from dtrain.data.feedback import Feedback
 from dtrain.data.idx import IDX
 from dtrain.data.images import Images
 from dtrain.data.mixture import Mixture
@@ -34,6 +35,7 @@ from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
 from dtrain.models.distillation import Distillation
 from dtrain.models.dpo import DPO
+from dtrain.models.kto import KTO
 from dtrain.models.lora import Lora
 from dtrain.models.measures import Classification, CustomMeasure, Regression
 from dtrain.models.mlp import MLP
@@ -56,10 +58,23 @@ from dtrain.track.wandb import WandB
 
 Model = MLP | CNN | ResNet | ViT | Decoder | Custom
 Data = (
-    Digits | IDX | Images | Table | Npz | Records | Text | Tokens | Chat | Preference | Mixture | Synthetic | CustomData
+    Digits
+    | IDX
+    | Images
+    | Table
+    | Npz
+    | Records
+    | Text
+    | Tokens
+    | Chat
+    | Preference
+    | Feedback
+    | Mixture
+    | Synthetic
+    | CustomData
 )
 Engine = Jit | ShardMap | Pmap
-Objective = DPO | ORPO | SimPO | Distillation
+Objective = DPO | KTO | ORPO | SimPO | Distillation
 Measure = Classification | Regression | CustomMeasure
 Tracker = TensorBoard | WandB | CustomTracker
 MOST_EVALUATIONS = 10

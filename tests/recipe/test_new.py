@@ -81,7 +81,8 @@ CASES: dict[str, Any] = {
 def test_every_kind_that_reads_files_of_its_own_form_recognises_them() -> None:
     known = {member.kind for member in get_args(Data)}
     # others name a class, other sources, tokens without a tokenizer, columns of any kinds, or have no files
-    assert set(CASES) == known - {"digits", "synthetic", "custom", "mixture", "tokens", "records", "preference"}
+    others = {"digits", "synthetic", "custom", "mixture", "tokens", "records", "preference", "feedback"}
+    assert set(CASES) == known - others
 
 
 @pytest.mark.parametrize("kind", CASES)

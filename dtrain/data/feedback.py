@@ -1,0 +1,111 @@
+"""Answers that were judged one by one, good or bad: each is in one row with the answer to another prompt."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from dtrain.core.errors import DataError
+from dtrain.core.types import Answers
+from dtrain.data.chat import Reader, Templated
+from dtrain.data.conversations import Conversation
+from dtrain.data.packed_rows import COUNTED, TARGET_BIT, Document, content
+from dtrain.data.preference import conversation_with, turn
+from dtrain.data.source import Source, Split
+from dtrain.data.stream import Part
+from dtrain.data.templates import Rendered
+
+COMPLETIONS = ("completion", "response", "answer", "messages")
+"""Fields that an answer may have; `messages` have the prompt, too."""
+LABEL, CHOSEN, REJECTED = "label", "chosen", "rejected"
+Judged = tuple[Conversation, bool]
+"""A prompt with an answer, and whether the answer is good."""
+HINT = "a record has prompt, completion and label (true or false), or prompt, chosen and rejected"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feedback(Templated):
+    """Answers with a judgement, for the objective kto: records have `prompt`, `completion` and `label`, true or false.
+
+    One with `chosen` and `rejected` counts as two. A row has an answer, and after it its prompt with the answer to
+    the next one, from which the objective estimates how far the model is from its base.
+    """
+
+    kind: Literal["feedback"] = "feedback"
+
+    @property
+    def answers(self) -> Answers:
+        return "judged"
+
+    def open(self, split: Split) -> Source:
+        rows = self.documents(split).rows_of(split, self.held_out(split)[1], self.length, 2, numbered=True)
+        return replace(rows, texts=False)
+
+    def parts(self, reader: Reader) -> Iterator[Part]:
+        counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
+        documents, judged, pair = list[Document](), list[bool](), list[np.ndarray]()
+        for tokens in reader.encode_with_spans(self._texts(reader, judged)):
+            pair.append(tokens)
+            if len(pair) == 2:
+                good = judged.pop(0)
+                learned = all((tokens[1:] >= TARGET_BIT).any() for tokens in pair)
+                if sum(len(tokens) - 1 for tokens in pair) > self.length:
+                    counts["too_long"] += 1
+                elif learned:  # good answers are documents 0 and 1 of their rows, bad ones 2 and 3
+                    documents += [Document(tokens, 0 if good else 2) for tokens in pair]
+                else:
+                    counts["empty"] += 1
+                pair = []
+        return content(documents, counts, reader.account)
+
+    def _texts(self, reader: Reader, judged: list[bool]) -> Iterator[Rendered]:
+        """Each answer, then its prompt with the answer to the next one that differs, or, for the last, to the first.
+        `judged` gets whether the answer is good."""
+        first, second, waiting = list[Judged](), list[Judged](), list[Judged]()
+        for answers in self._judged(reader):
+            if waiting and _prompt(answers) != _prompt(waiting):
+                second = second or answers
+                yield from _both(reader, waiting, answers, judged)
+                waiting = []
+            first = first or answers
+            waiting += answers
+        if waiting:
+            if not second:
+                where, hint = waiting[0][0].where, "the objective compares answers to several prompts: use more records"
+                raise DataError(f"{where}: there is one prompt alone", hint)
+            yield from _both(reader, waiting, second if _prompt(waiting) == _prompt(first) else first, judged)
+
+    def _judged(self, reader: Reader) -> Iterator[list[Judged]]:
+        """The answers of each record, and whether they are good."""
+        for record in reader.records():
+            where, values = record
+            if values.get(CHOSEN) is not None and values.get(REJECTED) is not None:
+                pair = (
+                    conversation_with(reader, record, name, {CHOSEN, REJECTED}, HINT) for name in (CHOSEN, REJECTED)
+                )
+                yield [*zip(pair, (True, False), strict=True)]
+                continue
+            good = values.get(LABEL)
+            if not isinstance(good, bool) and good not in (0, 1):
+                found = "is missing" if good is None else f"is {good!r}"
+                raise DataError(f"{where}: {LABEL} {found}; it must be true or false", HINT)
+            name = next((name for name in COMPLETIONS if values.get(name)), COMPLETIONS[0])
+            yield [(conversation_with(reader, record, name, {*COMPLETIONS, LABEL}, HINT), bool(good))]
+
+
+def _prompt(answers: Sequence[Judged]) -> list[Any]:
+    return [turn(one) for one in answers[0][0].messages[:-1]]
+
+
+def _both(
+    reader: Reader, answers: Sequence[Judged], others: Sequence[Judged], judged: list[bool]
+) -> Iterator[Rendered]:
+    """Each answer, and its prompt with another one."""
+    for number, (read, good) in enumerate(answers):
+        judged.append(good)
+        other = others[number % len(others)][0].messages[-1]
+        for answer in (read.messages[-1], other):
+            own = replace(read, messages=(*read.messages[:-1], answer))
+            rendered = reader.rendered(own, [len(own.messages) - 1])
+            yield Rendered(rendered.text, rendered.spans[-1:])
