@@ -108,8 +108,8 @@ class Compiler:
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
         foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
         own = {SCHEDULED: self.overlap != "none"} if platform == "gpu" else TPU[self.overlapped(platform, chip)]
-        if experts and not self.explicit:  # beside kernels of experts that the compiler places, it ends the process
-            own = {name: value for name, value in own.items() if name != WITH_KERNELS}
+        if experts and not self.explicit:  # the compiler ends the process with the first, and fails with the second
+            own = {name: value for name, value in own.items() if name not in (WITH_KERNELS, ALL_REDUCE)}
         given = {**own, **self.xla}
         line = {name: value if isinstance(value, bool) else str(value) for name, value in given.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}
@@ -151,7 +151,7 @@ class Compiler:
                 too_large = "ScopedVmemOom" in str(error)
                 overlapped = options.keys() & SPARSECORE.keys() - self.xla.keys()
                 if self.overlap == "auto" and overlapped and (too_large or str(error).startswith("INTERNAL")):
-                    # XLA fails to compile some all-reduces for the SparseCores, of several arrays of two dtypes
+                    # XLA fails to compile some all-reduces for the SparseCores
                     some = not too_large and ALL_REDUCE in overlapped
                     changed = "without all-reduces on SparseCores" if some else "with engine.overlap=none"
                     warn(f"the compiler failed, compiled again {changed}: {_short(error)}")

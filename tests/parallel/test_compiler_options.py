@@ -50,10 +50,13 @@ def test_each_chip_gets_its_options(engine: Jit | ShardMap | Pmap, name: str, ex
 
 
 def test_under_jit_kernels_of_experts_are_not_overlapped() -> None:
-    """libtpu ended the process: "BarrierMegacore in primary or secondary region, hlo: [tgmm.1]"."""
+    """libtpu ended the process: "BarrierMegacore in primary or secondary region, hlo: [tgmm.1]"; and all-reduces do not
+    compile for the SparseCores: "vector_store op Value element type f32 does not match bf16"."""
     v5p = chip("v5p")
     assert WITH_KERNELS in Jit().chosen("tpu", v5p) and WITH_KERNELS not in Jit().chosen("tpu", v5p, experts=True)
-    assert OFFLOAD in Jit().chosen("tpu", v5p, experts=True)
+    assert OFFLOAD in Jit().chosen("tpu", v5p, experts=True) and ALL_REDUCE not in Jit().chosen(
+        "tpu", v5p, experts=True
+    )
     assert WITH_KERNELS in ShardMap().chosen("tpu", v5p, experts=True)
 
 
