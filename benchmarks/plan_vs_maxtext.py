@@ -57,7 +57,7 @@ CASES = {
     "llama3-8b": Case(LLAMA, "v5e-16", 2048, 16, 14.81, 730, (DOTS,), OVERLAPPED),
     "llama3-8b-long": Case(LLAMA, "v5p-128", 8192, 128, 60.8, 2548, (BY_HAND, DOTS, ONE), JIT),
     "1.1b": Case(SMALL, "v5e-16", 4096, 32, 8.9, 464, (GATHERS, DOTS, ONE), OVERLAPPED),
-    "mixtral": Case(MIXTRAL, "v5p-128", 4096, 128, 61.1, 2923, (BY_HAND, DOTS), JIT),
+    "mixtral": Case(MIXTRAL, "v5p-128", 4096, 128, 61.1, 2923, (BY_HAND, DOTS), "engine=jit"),
 }
 PRESETS = {
     "gpt2-124m": ("v5e-16", 1024, 128),

@@ -5,7 +5,7 @@ the all-to-all of experts), because they are opaque kernels (splash attention), 
 gradient (embeddings split by columns), run in `shard_map` regions inside.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.core.chips import Chip
+from dtrain.core.errors import Problem
 from dtrain.data.batch import Batch
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Block, Layers
@@ -67,6 +68,12 @@ class Jit(Compiler):
                     f"{min(split)} is a dim of stacked {stacked} parameters, which mesh.rules can split over fsdp only"
                 )
         return ""
+
+    def problems(self, recipe: Any) -> Iterator[Problem]:
+        yield from super().problems(recipe)
+        if self.overlap == "kernels" and recipe.model.structure.mixture:
+            message = "under jit, the compiler of TPUs ends the process with collectives beside kernels of experts"
+            yield "engine.overlap", message, "use products, or engine: {kind: shard_map, overlap: kernels}"
 
     def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
         return shape, layout.sharding(layout.input(name))

@@ -12,6 +12,7 @@ from dtrain.parallel.engine import Warn
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.pmap import Pmap
 from dtrain.parallel.shard_map import ShardMap
+from tests.engines import LANGUAGE_MODELS
 
 TOO_LARGE, BROKEN, ALL_REDUCE_FAILS, ALL_FAIL = "too large", "broken", "all-reduce fails", "all fail"
 OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter"
@@ -58,6 +59,16 @@ def test_under_jit_kernels_of_experts_are_not_overlapped() -> None:
         "tpu", v5p, experts=True
     )
     assert WITH_KERNELS in ShardMap().chosen("tpu", v5p, experts=True)
+
+
+def test_kernels_of_experts_named_under_jit_are_refused() -> None:
+    class Recipe:
+        model = LANGUAGE_MODELS["mixtral"]
+
+    assert [key for key, *_ in Jit(overlap="kernels").problems(Recipe())] == ["engine.overlap"]
+    assert not list(ShardMap(overlap="kernels").problems(Recipe())) + list(Jit().problems(Recipe()))
+    Recipe.model = LANGUAGE_MODELS["llama"]
+    assert not list(Jit(overlap="kernels").problems(Recipe()))
 
 
 def test_a_chip_that_is_not_in_the_table_and_a_cpu_get_none() -> None:
