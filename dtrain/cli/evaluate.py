@@ -127,7 +127,7 @@ def _measured(
     lacking = lacks_base(loaded, data)
     if lacking and not read and loaded is not like:
         hint = "score both by answers to questions: --questions FILE"
-        raise RecipeError("--against: a run that was not trained on pairs of answers gives them no reward", hint)
+        raise RecipeError("--against: a run that was not trained on such answers gives them no reward", hint)
     if not read or (data.has_examples and not lacking):
         result = measure(loaded, loaded.split(split, _note, None if like is loaded else data))
     if not read:

@@ -48,10 +48,17 @@ DROPPED = Metric("dropped", False, PERCENT, "The share of the tokens that found 
 EXACT_MATCH = Metric("exact_match", True, PERCENT, "The share of the answers to questions that are the expected text.")
 CHOICE = Metric("choice_accuracy", True, PERCENT, "The share of the questions whose right choice is the most probable.")
 REWARD_ACCURACY = Metric(
-    "reward_accuracy", True, PERCENT, "The share of the pairs whose preferred answer has the higher reward."
+    "reward_accuracy",
+    True,
+    PERCENT,
+    "The share of the answers whose reward is on the right side: of pairs, the preferred one's "
+    "is higher; of judged answers, a good one's is above the average of the batch, and a bad one's below.",
 )
 REWARD_MARGIN = Metric(
-    "reward_margin", True, meaning="The reward of the preferred answer less that of the other one, a mean."
+    "reward_margin",
+    True,
+    meaning="By how much it is, a mean: of pairs, the preferred answer's reward less the other's; of "
+    "judged ones, the reward less the average of the batch, or for bad answers that less the reward.",
 )
 SOURCES = "sources"
 """Sums for each source of a mixture (2, sources), beside the metrics: of the cross-entropy, and of the weights."""

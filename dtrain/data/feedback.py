@@ -45,7 +45,7 @@ class Feedback(Templated):
     def parts(self, reader: Reader) -> Iterator[Part]:
         counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         documents, judged, pair = list[Document](), list[bool](), list[np.ndarray]()
-        for tokens in reader.encode_with_spans(self._texts(reader, judged)):
+        for tokens in reader.encode_with_spans(self._texts(reader, judged, counts)):
             pair.append(tokens)
             if len(pair) == 2:
                 good = judged.pop(0)
@@ -59,11 +59,15 @@ class Feedback(Templated):
                 pair = []
         return content(documents, counts, reader.account)
 
-    def _texts(self, reader: Reader, judged: list[bool]) -> Iterator[Rendered]:
+    def _texts(self, reader: Reader, judged: list[bool], counts: dict[str, int]) -> Iterator[Rendered]:
         """Each answer, then its prompt with the answer to the next one that differs, or, for the last, to the first.
-        `judged` gets whether the answer is good."""
+        `judged` gets whether the answer is good, `counts` how many are marked as not to be learned."""
         first, second, waiting = list[Judged](), list[Judged](), list[Judged]()
-        for answers in self._judged(reader):
+        for found in self._judged(reader):
+            answers = [(read, good) for read, good in found if len(read.messages) - 1 in read.learned]
+            counts["empty"] += len(found) - len(answers)
+            if not answers:
+                continue
             if waiting and _prompt(answers) != _prompt(waiting):
                 second = second or answers
                 yield from _both(reader, waiting, answers, judged)
@@ -72,14 +76,17 @@ class Feedback(Templated):
             waiting += answers
         if waiting:
             if not second:
-                where, hint = waiting[0][0].where, "the objective compares answers to several prompts: use more records"
-                raise DataError(f"{where}: there is one prompt alone", hint)
+                message = f"{waiting[0][0].where}: all records of its file have the same prompt"
+                raise DataError(message, "each file needs answers to several prompts, also each of data.test_files")
             yield from _both(reader, waiting, second if _prompt(waiting) == _prompt(first) else first, judged)
 
     def _judged(self, reader: Reader) -> Iterator[list[Judged]]:
         """The answers of each record, and whether they are good."""
         for record in reader.records():
             where, values = record
+            given = [name for name in (*COMPLETIONS, LABEL, CHOSEN, REJECTED) if values.get(name) is not None]
+            if len(given) > 2:
+                raise DataError(f"{where}: has {', '.join(given)}", HINT)
             if values.get(CHOSEN) is not None and values.get(REJECTED) is not None:
                 pair = (
                     conversation_with(reader, record, name, {CHOSEN, REJECTED}, HINT) for name in (CHOSEN, REJECTED)

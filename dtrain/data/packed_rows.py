@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,7 +150,7 @@ class Documents:
         held = round(test * count)
         held = min(max(held, 1), count - 1) if 0 < test < 1 and count > 1 else held
         chosen = np.sort(permuted(np.arange(held), count, hash64(np.uint64(0)))) if held else np.arange(0)
-        content = self._content_hashes(unit)
+        content = self._content_hashes(unit, 1 if numbered else unit)
         alike = np.flatnonzero(np.isin(content, content[chosen]))  # a copy of a held-out record is held out as well
         grown, chosen = (len(alike) - held, alike) if len(alike) < count else (0, chosen)
         own = chosen if split == "test" else np.setdiff1d(np.arange(count), chosen)
@@ -177,12 +176,12 @@ class Documents:
             return replace(whole, first=texts[flat[bounds[:-1]]])
         return replace(whole, text=int(texts[flat].sum()))
 
-    def _content_hashes(self, unit: int) -> np.ndarray:
-        """The hash of each record, uint64 (records,), which is so many documents."""
+    def _content_hashes(self, unit: int, own: int) -> np.ndarray:
+        """The hash of each record, uint64 (records,), which is so many documents, of which the first `own` are its."""
         tokens, count = self.stream.tokens, self.counts["documents"]
         ends = FIRST + 2 * count + np.cumsum([0, *tokens[FIRST:][:count].astype(np.int64).tolist()])
-        bounds = ends[::unit].tolist()
-        return hashes(tokens[begin:end].tobytes() for begin, end in pairwise(bounds))
+        begins, last = ends[:-1:unit].tolist(), ends[own::unit].tolist()
+        return hashes(tokens[begin:end].tobytes() for begin, end in zip(begins, last, strict=True))
 
 
 @dataclass(frozen=True)

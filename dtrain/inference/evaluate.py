@@ -22,6 +22,7 @@ from dtrain.inference.measures import declared, measurements
 from dtrain.inference.outputs import outputs, state_of
 from dtrain.inference.predict import Names
 from dtrain.models.nn.model import PROBABILITY, Loss
+from dtrain.models.objective import OF_ANSWERS
 from dtrain.recipe.recipe import Recipe
 from dtrain.weights.load import LoadedRun
 
@@ -168,7 +169,9 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
     """
     if lacks_base(loaded, loaded.recipe.data):
         hint = "score answers to questions (--questions), or give other data: data='{kind: chat, ...}' objective=null"
-        raise RecipeError("such answers are measured against the frozen base of a run with adapters", hint)
+        text = OF_ANSWERS[loaded.recipe.data.answers].text
+        why = f"{text} are measured by a run that was trained on such, against its frozen base"
+        raise RecipeError(why, hint)
     if loaded.as_trained and loaded.recipe.data.answers:
         loaded = loaded.as_trained()
     assembly, state = loaded.assembly, state_of(loaded)

@@ -268,7 +268,9 @@ class Decoder(Declared):
     def saveable(self) -> tuple[Saved, ...]:
         """Values that the backward pass of a layer reads: `remat` can save them."""
         gates = gated(self.feed_forward) or self.attention_gate or self.delta is not None
-        absent = (set() if gates else {"gate"}) | (set() if self.post_norm else {"down"})
+        normed = self.post_norm or (self.experts is not None and self.experts.beside)
+        absent = (set() if gates else {"gate"}) | (set() if normed else {"down"})
+        absent |= {"value"} if all(kind.shared_values for kind in self.round) else set()
         return tuple(name for name in get_args(Saved) if name not in absent)
 
     @property

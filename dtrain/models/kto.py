@@ -1,12 +1,13 @@
 """Preference tuning by answers that were judged one by one: KTO (Ethayarajh et al. 2024)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
+from dtrain.core.errors import Problem
 from dtrain.core.types import Answers, PositiveFloat
 from dtrain.data.batch import DOCUMENT, TARGET, WEIGHT, Batch
 from dtrain.models.dpo import AgainstBase, PreferenceModel
@@ -34,6 +35,12 @@ class KTO(AgainstBase):
     theirs)."""
     bad: PositiveFloat = 1.0
     """Weight of bad answers."""
+
+    def problems(self, recipe: Any) -> Iterator[Problem]:
+        yield from super().problems(recipe)
+        if recipe.accumulate > 1 and recipe.mesh.pipeline == 1:
+            message = "kto compares each answer with the average of its batch, of which a microbatch has a part"
+            yield "accumulate", message, "leave accumulate out, with a smaller batch if memory is short"
 
     def losses(
         self, ratio_B: jax.Array, other_B: jax.Array, good_B: jax.Array, weight_B: jax.Array, ctx: Context

@@ -69,6 +69,8 @@ class Adapted(Wrapped):
         if targets.keys() & full.keys():
             name = min(targets.keys() & full.keys())
             raise RecipeError(f"lora: {name} is both in targets and in train", "leave it out of one of them")
+        if untrained := next((name for name in full if not leaves_by_path[name].trained), None):
+            raise RecipeError(f"lora.train: {untrained} is not trained, with adapters or without", "leave it out")
         matrices = {name for name in targets if _is_matrix(leaves_by_path[name])}
         alone = {pattern for name, pattern in targets.items() if name in matrices}
         # a pattern takes the matrices that it matches; of one that matches none, the first is refused with the reason
@@ -80,7 +82,7 @@ class Adapted(Wrapped):
             raise RecipeError(message, "train the model in full, without lora")
 
         def frozen(name: str, param: Param) -> Param | Quantised:
-            # what the loss updates, such as a running mean, stays in the checkpoint
+            # what is not trained at all, such as a running mean, stays in the checkpoint
             if name in full or not param.trained:
                 return param
             if kept in quantised.WIDTHS and (narrow := _quantised(param, kept, arrays)):

@@ -1,4 +1,4 @@
-"""What the objectives of pairs of answers share: what they take, measure and refuse."""
+"""What the objectives that compare answers share: what they take, measure and refuse."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from dtrain.models.objective import OF_ANSWERS, Objective, needs_decoder
 
 @dataclass(frozen=True, kw_only=True)
 class PairObjective(Objective):
-    """Prefers one of two answers to a prompt."""
+    """Prefers some answers to others; of two to one prompt, unless it says otherwise."""
 
     answers: ClassVar[Answers] = "pairs"
 
@@ -32,7 +32,7 @@ class PairObjective(Objective):
 
 @dataclass(frozen=True)
 class PairModel(Wrapped):
-    """A decoder that is trained on rows with a preferred answer, document 0, and another one, document 1."""
+    """A decoder that is trained on rows with two answers: of pairs the preferred one is document 0, the other 1."""
 
     model: Any
     objective: PairObjective

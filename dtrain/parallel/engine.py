@@ -78,8 +78,8 @@ class Compiler:
     overlap: Overlap = "auto"
     """What the compiler runs collectives beside. On TPUs: matrix "products"; "kernels", too, such as attention and the
     products of experts; "sparsecore": collectives also run on the SparseCores, "kernels" where a chip has none; "none";
-    "auto": what plans find fastest for the chip, or "none" where the compiler fails with it. On GPUs all but "none" are
-    the same."""
+    "auto": what plans find fastest for the chip, or "none" where the compiler fails with it. Of models with experts,
+    under jit, their kernels are left out, and all-reduces on the SparseCores. On GPUs all but "none" are the same."""
     xla: dict[str, bool | int | str] = field(default_factory=dict)
     """XLA options: {xla_tpu_scoped_vmem_limit_kib: 65536}, also against one that `overlap` sets. Those of other
     hardware are ignored."""

@@ -114,9 +114,7 @@ def values(plan: Plan) -> JsonObject:
         "engine": plan.recipe.engine.kind,
         "batch": plan.recipe.batch,
         "accumulate": plan.recipe.accumulate,
-        "compiler_options": plan.recipe.engine.chosen(
-            plan.target.platform, plan.target.chip, experts=plan.recipe.model.structure.mixture is not None
-        ),
+        "compiler_options": _options(plan),
         "parameters": plan.parameters,
         "fits": plan.fits,
         "verdict": verdict(plan).lower(),
@@ -182,12 +180,20 @@ TIERS = {
 }
 
 
+def _options(plan: Plan, *, experts: bool | None = None) -> dict[str, bool | str]:
+    """The options that the engine asks of the compiler, for a model with experts or without; default: the plan's."""
+    own = plan.recipe.model.structure.mixture is not None
+    engine, on = plan.recipe.engine, plan.target
+    return engine.chosen(on.platform, on.chip, experts=own if experts is None else experts)
+
+
 def lines(plan: Plan, today: date | None = None) -> Iterator[str]:
     """Lines of the report of one plan. `today` decides whether its prices are old."""
     recipe = plan.recipe
     yield f"{recipe.name} on {plan.target}: {verdict(plan)}"
     overlap = recipe.engine.overlapped(plan.target.platform, plan.target.chip)
-    engine = recipe.engine.kind + (f" with overlap {overlap}" if overlap != "none" else "")
+    some = ", in part" if plan.note or len(_options(plan)) < len(_options(plan, experts=False)) else ""
+    engine = recipe.engine.kind + (f" with overlap {overlap}{some}" if overlap != "none" else "")
     by = f"mesh {mesh_text(plan.mesh)}, engine {engine}, batch {recipe.batch}"
     parts = f" in {recipe.accumulate} microbatches" if recipe.accumulate > 1 else ""
     count = len(recipe.engine.xla)

@@ -208,7 +208,7 @@ def _compiled(
         warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
         # XLA compiles without Python's lock: both programs at the same time
         with Counter() as programs, ThreadPoolExecutor(1) as thread:
-            other = thread.submit(assembly.compile, evaluation)
+            other = thread.submit(assembly.compile, evaluation, warnings.append)
             step, evaluate = assembly.compile(traced, warnings.append), other.result()
         await_compiled()
     same = known and session.recipe.guard.purity and session.log.values["pure_trace"] == known

@@ -126,7 +126,8 @@ def test_logits_loss_and_gradients_are_the_published_ones(
     run = loaded(name)
     wanted = np.load(folder / "logits.npy")
     model: Any = run.recipe.model
-    tolerance, of_gradients = RECURRENT if model.delta else (1e-5, 2e-5 if model.attention_multiplier == 1 else 1e-5)
+    # the scores of Gemma 4 are not divided, so that more of them are far apart
+    tolerance, of_gradients = RECURRENT if model.delta else (1e-5, 2e-5 if name.startswith("gemma4") else 1e-5)
     np.testing.assert_allclose(logits(run, token_BT), wanted, atol=tolerance * max(np.abs(wanted).max(), 1), rtol=0)
     target_BT = np.concatenate([token_BT[:, 1:], np.full((len(token_BT), 1), -1)], 1)
     batch = {"token": jnp.asarray(token_BT, jnp.int32), "target": jnp.asarray(target_BT, jnp.int32)}

@@ -109,6 +109,22 @@ def test_every_form_of_judged_answers_is_read(tmp_path: Path) -> None:
         assert (values == values[0]).all()
 
 
+def test_answers_that_are_not_to_be_learned_are_left_out_and_copies_held_out(tmp_path: Path) -> None:
+    marked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "a", "weight": 0}]
+    records = [{"messages": marked, "label": True}, *JUDGED, *JUDGED[::-1]]
+    found = feedback(tmp_path, records, test=0.25)
+    own, held = (found.open(split) for split in ("train", "test"))
+    assert len(own) + len(held) == 24 and "1 empty or without a target" in own.notes[0]
+
+    def judged(source: Any) -> set[bytes]:
+        rows = source.rows(np.arange(len(source)))
+        first = rows["document"].min(1, keepdims=True)
+        return {token[document == number].tobytes() for token, document, number in
+                zip(rows["token"], rows["document"], first, strict=True)}  # fmt: skip
+
+    assert not judged(own) & judged(held) and len(judged(held)) * 2 == len(held)
+
+
 def test_an_answer_stands_beside_one_to_another_prompt(tmp_path: Path) -> None:
     """Never beside one to its own: here the first and the last prompt are the same."""
     forms = [{"prompt": who, "chosen": f"{i}+", "rejected": f"{i}-"} for i, who in enumerate("AABA")]
@@ -132,7 +148,12 @@ def test_an_answer_stands_beside_one_to_another_prompt(tmp_path: Path) -> None:
         ([{"prompt": "Hi", "completion": "a", "label": "good"}], "label is 'good'; it must be true or false"),
         ([{"prompt": "Hi", "label": True}], "completion is missing"),
         ([{"completion": "a", "label": True}], "has no prompt"),
-        ([{"prompt": "Hi", "completion": answer, "label": False} for answer in "ab"], "there is one prompt alone"),
+        (
+            [{"prompt": "Hi", "completion": answer, "label": False} for answer in "ab"],
+            "all records of its file have the same prompt",
+        ),
+        ([{"prompt": "Hi", "completion": "a", "response": "b", "label": True}], "has completion, response, label"),
+        ([{"prompt": "Hi", "chosen": "a", "rejected": "b", "label": False}], "has label, chosen, rejected"),
     ],
 )
 def test_records_without_a_judgement_are_refused(tmp_path: Path, records: list[Any], message: str) -> None:
@@ -177,5 +198,10 @@ def test_kto_and_its_data_belong_together(dtrain: Dtrain, tmp_path: Path) -> Non
     found = dtrain("check", "text.yaml", code=2)
     assert "kto needs judged answers; the data is of kind text" in found.stderr
     assert "kto compares the model with its frozen base, and so needs lora" in found.stderr
+    kto = f"{text}feedback, files: [judged.jsonl], length: 48, template: plain}}\nobjective: {{kind: kto}}\n"
+    (tmp_path / "parts.yaml").write_text(
+        f"{kto}lora: {{rank: 2, targets: ['*']}}\ninit: {{run: base}}\naccumulate: 2\n"
+    )
+    assert "of which a microbatch has a part" in dtrain("check", "parts.yaml", code=2).stderr
     guessed = dtrain("new", "judged.jsonl", code=4)
     assert "data of kind feedback, with objective: kto, learns from them" in guessed.stderr

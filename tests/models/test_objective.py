@@ -76,7 +76,12 @@ def test_pairs_are_refused_by_each_objective_that_does_not_take_them() -> None:
         kind, answers = "preference", "pairs"
 
     class Some:
-        data, model, lora = Pairs(), Decoder(vocab=8, context=8, layers=1, width=8, heads=1, hidden=8), None
+        accumulate, data, model, lora = (
+            1,
+            Pairs(),
+            Decoder(vocab=8, context=8, layers=1, width=8, heads=1, hidden=8),
+            None,
+        )
 
     for member in MEMBERS:
         problems = [

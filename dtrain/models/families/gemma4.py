@@ -26,7 +26,10 @@ OVERRIDES = {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
 def _rotation(fields: Fields, kind: str) -> Rope:
     """The rotation of the layers of a type, from `rope_parameters`."""
     given = fields.maybe("rope_parameters") or {}
-    own = given.get(kind) or ({} if given else DEFAULT[kind])
+    own = (given or DEFAULT).get(kind)
+    if not isinstance(own, dict):
+        fields.refuse(f"rope_parameters: {given}, without those of {kind}")
+        return Rope()
     values = {name: value for name, value in own.items() if value is not None}
     name, share = values.pop("rope_type", "default"), values.pop(rotary.PARTIAL, 1.0)
     theta, factor = values.pop("rope_theta", 10_000.0), values.pop("factor", None)
@@ -54,9 +57,12 @@ def layers(size: int) -> Part:
             own["kv_heads"] = None
         sizes = [own if kind == FULL else {} for kind in types]
         if (given := fields.maybe("per_layer_config")) is not None:
+            if not isinstance(given, dict) or given.keys() - set(map(str, range(count))):
+                fields.refuse(f"per_layer_config: {given}, not a mapping by the numbers of {count} layers")
+                return {}
             sizes = [_overrides(fields, given.get(str(number), {})) for number in range(count)]
         usual = {"head_dim": fields("head_dim"), "kv_heads": fields("num_key_value_heads")}
-        ropes = {kind: _rotation(fields, kind) for kind in set(types)}
+        ropes = {kind: _rotation(fields, kind) for kind in dict.fromkeys(types)}
         fields.sources["pattern"] = f"layer_types: {types.count(LOCAL)} of {count} layers are {LOCAL}"
 
         def one(kind: str, sizes: JsonObject) -> LayerKind:
@@ -115,7 +121,12 @@ def experts_beside() -> Part:
 
     def read(fields: Fields) -> JsonObject:
         fields.known |= set(names.values())
-        return own.read(fields) if fields("enable_moe_block") else {}
+        if not fields("enable_moe_block"):
+            return {}
+        if missing := [name for name in names.values() if not isinstance(fields.values.get(name), int)]:
+            fields.refuse(f"enable_moe_block: True, without {', '.join(missing)}")
+            return {}
+        return own.read(fields)
 
     def write(model: "Decoder") -> JsonObject:
         return own.write(model) | {"enable_moe_block": model.experts is not None}

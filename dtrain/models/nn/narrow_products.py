@@ -83,9 +83,14 @@ def _across(columns: Scaled, dims: int) -> jax.Array:
     return columns.scale.reshape(*[1] * (dims - 1), -1)
 
 
-def _dot(a: jax.Array, b: jax.Array, dims: tuple[tuple[int, ...], tuple[int, ...]], to: Format) -> jax.Array:
-    values = to.values(a), to.values(b)
-    return jax.lax.dot_general(*values, (dims, ((), ())), preferred_element_type=to.sums).astype(jnp.float32)
+def _dot(
+    a: jax.Array, b: jax.Array, dims: tuple[tuple[int, ...], tuple[int, ...]], to: Format, *, exact: bool = False
+) -> jax.Array:
+    """The product, float32. `exact`: GPUs sum products of fp8 in fewer bits unless they are asked for precision."""
+    precision = jax.lax.Precision.HIGHEST if exact and to.sums == "float32" else None
+    values, sums = (to.values(a), to.values(b)), to.sums
+    found = jax.lax.dot_general(*values, (dims, ((), ())), precision=precision, preferred_element_type=sums)
+    return found.astype(jnp.float32)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -107,14 +112,14 @@ def _backward(to: Format, _: str, on_tpu: bool, saved: Any, g: jax.Array) -> tup
     last, rows = g.ndim - 1, tuple(range(g.ndim - 1))
     wide = g.astype(jnp.float32)
     left = scaled(wide * _across(other, g.ndim), (last,), to, on_tpu)
-    of_x = _dot(left.bits, other.bits, ((last,), (1,)), to) * left.scale
+    of_x = _dot(left.bits, other.bits, ((last,), (1,)), to, exact=not on_tpu) * left.scale
     if math.prod(g.shape[:-1]) > to.most:  # of this device under shard_map, of all under jit
         x = (to.values(own.bits).astype(jnp.float32) * own.scale).astype(like_x.dtype)
         dims = ((rows, rows), ((), ()))
         of_w = jax.lax.dot_general(x, g.astype(x.dtype), dims, preferred_element_type=jnp.float32)
     else:
         right = scaled(wide * own.scale, rows, to, on_tpu)
-        of_w = _dot(own.bits, right.bits, (rows, rows), to) * right.scale.reshape(1, -1)
+        of_w = _dot(own.bits, right.bits, (rows, rows), to, exact=not on_tpu) * right.scale.reshape(1, -1)
     return of_x.astype(like_x.dtype), of_w.astype(like_w.dtype)
 
 
