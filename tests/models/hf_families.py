@@ -117,7 +117,7 @@ FAMILIES = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
         "num_hidden_layers": 4}),
     "gemma4-moe": ("gemma4_text", {
-        "head_dim": 8, "global_head_dim": 12, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+        "head_dim": 8, "global_head_dim": 12, "num_global_key_value_heads": 2, "attention_k_eq_v": True,
         "hidden_size_per_layer_input": 0, "sliding_window": 8, "num_hidden_layers": 7, "enable_moe_block": True,
         "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}),
     "hy-v3": ("hy_v3", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}),
