@@ -30,6 +30,7 @@ GIVEN: dict[str, dict[str, object]] = {
     "tokens": {"files": ["tokens.npy"], "length": 8},
     "chat": {"files": ["{dtrain}/data/sums.jsonl"], "length": 96, "template": "chatml"},
     "preference": {"files": ["{dtrain}/data/preferences.jsonl"], "length": 160, "template": "chatml"},
+    "feedback": {"files": ["{dtrain}/data/preferences.jsonl"], "length": 192, "template": "chatml"},
     "custom": {"target": "tests.data.user_rows:Good"},
 }
 """Fields of kinds that need some, with the files that `folder` writes."""
@@ -90,7 +91,7 @@ def test_data_opens_sources_that_keep_the_contract(kind: str, folder: Path, monk
         }
         for name, value in source.rows(indices[::-1]).items():
             np.testing.assert_array_equal(value, rows[name][::-1])
-        texts = TOKEN in source.example and not data.pairs
+        texts = TOKEN in source.example and not data.answers
         assert (source.bytes_per_token is not None) == texts
         assert sum(order.rows_of_parts(12).values()) == (12 if source.parts() else 0)
         for member in source.parts().values():

@@ -75,7 +75,6 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
     tables = {
         "llama": usual,
         "gemma2": gemma,
-        "gemma4": gemma | _gemma4(model),
         "phi3": usual | gates | together,
         "glm": usual | gates,
         "glm4": glm4 | gates,
@@ -98,6 +97,7 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
         "qwen3_5_moe": delta | plain_experts | _shared("shared_expert") | gate,
         "qwen3_5_moe_joint": delta | _shared("shared_expert") | gate | qwen_experts,
         "hy_v3": usual | plain_experts | _shared("shared_mlp") | gated_router,
+        "gemma4": gemma | _gemma4(model),
     }
     if model.qk_norm_rotated:  # no other families have such norms
         return {name: tables[name] for name in ("hunyuan_v1_dense", "hunyuan_v1_moe")}
