@@ -34,7 +34,8 @@ def check(model: "Decoder") -> None:
         if (size := rope.rotates(dim)) % 2 or not size:
             what = "is odd" if rope.partial == 1 else f"x position.partial = {rope.partial} is {size}"
             name = "latent.rotated" if model.latent else "head_dim"
-            raise FieldError(name, f"{name} = {dim} {what}; rotary positions rotate pairs")
+            where = "pattern" if dim != model.head_size and not model.latent else name
+            raise FieldError(where, f"{name} = {dim} {what}; rotary positions rotate pairs")
     if any(kind.dense for kind in model.pattern) and (not model.experts or model.hidden is None):
         raise FieldError("pattern", "dense layers are those of a model with experts: set experts and hidden")
     if model.experts and model.experts.beside and (model.hidden is None or model.parallel):
