@@ -1,17 +1,16 @@
 """Answers that were judged one by one, good or bad: each is in one row with the answer to another prompt."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Answers
 from dtrain.data.chat import Reader, Templated
 from dtrain.data.conversations import Conversation
-from dtrain.data.packed_rows import COUNTED, TARGET_BIT, Document, content
-from dtrain.data.preference import conversation_with, turn
+from dtrain.data.packed_rows import COUNTED, content
+from dtrain.data.preference import conversation_with, turn, two_in_a_row
 from dtrain.data.source import Source, Split
 from dtrain.data.stream import Part
 from dtrain.data.templates import Rendered
@@ -44,22 +43,13 @@ class Feedback(Templated):
 
     def parts(self, reader: Reader) -> Iterator[Part]:
         counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
-        documents, judged, pair = list[Document](), list[bool](), list[np.ndarray]()
-        for tokens in reader.encode_with_spans(self._texts(reader, judged, counts)):
-            pair.append(tokens)
-            if len(pair) == 2:
-                good = judged.pop(0)
-                learned = all((tokens[1:] >= TARGET_BIT).any() for tokens in pair)
-                if sum(len(tokens) - 1 for tokens in pair) > self.length:
-                    counts["too_long"] += 1
-                elif learned:  # good answers are documents 0 and 1 of their rows, bad ones 2 and 3
-                    documents += [Document(tokens, 0 if good else 2) for tokens in pair]
-                else:
-                    counts["empty"] += 1
-                pair = []
+        judged = deque[bool]()
+        encoded = reader.encode_with_spans(self._texts(reader, judged, counts))
+        # good answers are documents 0 and 1 of their rows, bad ones 2 and 3
+        documents = two_in_a_row(encoded, self.length, counts, lambda: 0 if judged.popleft() else 2)
         return content(documents, counts, reader.account)
 
-    def _texts(self, reader: Reader, judged: list[bool], counts: dict[str, int]) -> Iterator[Rendered]:
+    def _texts(self, reader: Reader, judged: deque[bool], counts: dict[str, int]) -> Iterator[Rendered]:
         """Each answer, then its prompt with the answer to the next one that differs, or, for the last, to the first.
         `judged` gets whether the answer is good, `counts` how many are marked as not to be learned."""
         first, second, waiting = list[Judged](), list[Judged](), list[Judged]()
@@ -106,7 +96,7 @@ def _prompt(answers: Sequence[Judged]) -> list[Any]:
 
 
 def _both(
-    reader: Reader, answers: Sequence[Judged], others: Sequence[Judged], judged: list[bool]
+    reader: Reader, answers: Sequence[Judged], others: Sequence[Judged], judged: deque[bool]
 ) -> Iterator[Rendered]:
     """Each answer, and its prompt with another one."""
     for number, (read, good) in enumerate(answers):

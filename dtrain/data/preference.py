@@ -1,6 +1,6 @@
 """Pairs of answers to one prompt, of which one is preferred: both are in one row, as two documents."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -45,20 +45,8 @@ class Preference(Templated):
 
     def parts(self, reader: Reader) -> Iterator[Part]:
         counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
-        documents: list[Document] = []
-        pair: list[np.ndarray] = []
-        for tokens in reader.encode_with_spans(self._texts(reader, counts)):
-            pair.append(tokens)
-            if len(pair) == 2:
-                learned = all((tokens[1:] >= TARGET_BIT).any() for tokens in pair)
-                if sum(len(tokens) - 1 for tokens in pair) > self.length:
-                    counts["too_long"] += 1
-                elif learned:
-                    documents += map(Document, pair)
-                else:
-                    counts["empty"] += 1
-                pair = []
-        return content(documents, counts, reader.account)
+        encoded = reader.encode_with_spans(self._texts(reader, counts))
+        return content(two_in_a_row(encoded, self.length, counts), counts, reader.account)
 
     def _texts(self, reader: Reader, counts: dict[str, int]) -> Iterator[Rendered]:
         """The preferred answer of each record, then the other one; of a conversation only the last turn counts."""
@@ -75,6 +63,25 @@ class Preference(Templated):
             for read in (chosen, rejected):
                 rendered = reader.rendered(read, read.learned[-1:])
                 yield Rendered(rendered.text, rendered.spans[-1:])
+
+
+def two_in_a_row(
+    encoded: Iterator[np.ndarray], length: int, counts: dict[str, int], number: Callable[[], int] = lambda: 0
+) -> list[Document]:
+    """Each two documents that a row of this length holds and that have something to learn; `counts` gets the others.
+
+    `number`: what the cache keeps of both, called once for each two of `encoded`.
+    """
+    documents: list[Document] = []
+    for one in encoded:
+        pair, own = (one, next(encoded)), number()
+        if sum(len(tokens) - 1 for tokens in pair) > length:
+            counts["too_long"] += 1
+        elif all((tokens[1:] >= TARGET_BIT).any() for tokens in pair):
+            documents += [Document(tokens, own) for tokens in pair]
+        else:
+            counts["empty"] += 1
+    return documents
 
 
 def turn(message: Any) -> tuple[Any, ...]:

@@ -29,12 +29,13 @@ class AgainstBase(PairObjective):
     """Compares a decoder that has adapters with the same without them."""
 
     def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> "PreferenceModel":
+        del frozen
         if lora is None:
             raise RecipeError(f"objective: {self.kind} {NEEDS_BASE}", ADD_LORA)
-        return self.tuned(model, lora, frozen)
+        return self.tuned(Adapted(model, lora))
 
     @abstractmethod
-    def tuned(self, model: Any, lora: Lora, frozen: Mapping[str, Any]) -> "PreferenceModel":
+    def tuned(self, model: Adapted) -> "PreferenceModel":
         """The model as it is trained."""
 
     def problems(self, recipe: Any) -> Iterator[Problem]:
@@ -54,9 +55,8 @@ class DPO(AgainstBase):
     beta: PositiveFloat = 0.1
     """How strongly the model is kept near the base."""
 
-    def tuned(self, model: Any, lora: Lora, frozen: Mapping[str, Any]) -> "PreferenceModel":
-        del frozen
-        return PreferenceModel(Adapted(model, lora), self)
+    def tuned(self, model: Adapted) -> "PreferenceModel":
+        return PreferenceModel(model, self)
 
 
 @dataclass(frozen=True)

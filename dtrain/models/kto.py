@@ -1,6 +1,6 @@
 """Preference tuning by answers that were judged one by one: KTO (Ethayarajh et al. 2024)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +11,7 @@ from dtrain.core.errors import Problem
 from dtrain.core.types import Answers, PositiveFloat
 from dtrain.data.batch import DOCUMENT, TARGET, WEIGHT, Batch
 from dtrain.models.dpo import AgainstBase, PreferenceModel
-from dtrain.models.lora import Adapted, Lora
+from dtrain.models.lora import Adapted
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree
@@ -54,9 +54,8 @@ class KTO(AgainstBase):
         margin_B = self.beta * (ratio_B - jnp.maximum(average, 0)) * jnp.where(good_B, 1, -1)
         return jnp.where(good_B, self.good, self.bad) * jax.nn.sigmoid(-margin_B), margin_B
 
-    def tuned(self, model: Any, lora: Lora, frozen: Mapping[str, Any]) -> "JudgedModel":
-        del frozen
-        return JudgedModel(Adapted(model, lora), self)
+    def tuned(self, model: Adapted) -> "JudgedModel":
+        return JudgedModel(model, self)
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,21 @@ def test_products_and_gradients_are_near_the_exact_ones(name: str, flat: bool) -
         assert ROUNDED[name][0] < off(found, exact) < ROUNDED[name][1]
 
 
+def test_gradients_in_fp8_ask_gpus_for_exact_sums() -> None:
+    """By default the products of Hopper add up fewer bits than float32 has."""
+
+    def asked(on_tpu: bool) -> list[bool]:
+        def both(x: jax.Array, w: jax.Array) -> Any:
+            out, pull = jax.vjp(lambda x, w: narrow_matmul(x, w, FP8, "float32", on_tpu), x, w)
+            return pull(out)
+
+        program = jax.make_jaxpr(both)(jnp.asarray(X, "float32"), jnp.asarray(W, "float32")).jaxpr
+        found = [one for one in equations(program) if one.primitive.name == "dot_general"]
+        return [one.params["precision"] is not None for one in found]
+
+    assert (asked(on_tpu=False), asked(on_tpu=True)) == ([False, True, True], [False] * 3)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_of_zeros_are_zeros_and_what_is_not_finite_stays_so(name: str) -> None:
     x, w = jnp.zeros((2, 8)).at[1].set(1.0), jnp.ones((8, 4)).at[:, 0].set(0.0)
