@@ -124,7 +124,7 @@ LANGUAGE_MODELS = {
     ),
     "gemma4": Decoder(
         vocab=48, context=LENGTH, layers=4, width=32, heads=4, kv_heads=4, head_dim=8, hidden=48, init=0.1, tied=True,
-        feed_forward="geglu", qk_norm=True, value_norm=True, post_norm=True, layer_scale=True, attention_multiplier=1.0,
+        feed_forward="geglu", qk_norm=True, value_norm=True, post_norm=True, layer_scale=True, attention_multiplier=0.5,
         position=Rope(partial=0.25, proportional=True), experts=Experts(count=4, active=2, hidden=24, beside=True),
         pattern=(LayerKind(window=12, position=Rope()), LayerKind(head_dim=16, kv_heads=2, shared_values=True)),
     ),
