@@ -42,12 +42,15 @@ os.environ["XDG_CACHE_HOME"] = str(CACHE / "tests")
 os.environ["XDG_CONFIG_HOME"] = str(CACHE / "config")
 
 import jax  # noqa: E402
+from jax._src.lru_cache import LRUCache  # noqa: E402
 
 from dtrain.parallel import compile_cache  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 with patch.object(compile_cache, "ENTRIES", 20_000):  # all tests together have more programs than a user
     assert not compile_cache.use()
+# JAX reads the time of last use of every entry whenever it writes one: a third of a second with those of all tests
+LRUCache._evict_if_needed = lambda *_, **__: None  # pyright: ignore
 os.environ["XDG_CACHE_HOME"] = str(CACHE / "commands")  # each command that a test starts keeps to a user's number
 
 hypothesis.settings.register_profile("untimed", deadline=None)
