@@ -36,7 +36,7 @@ def show_rows(source: "Source", tokenizer: "Tokenizer | None", indices: Sequence
     for number, index in enumerate(indices):
         row = {name: np.asarray(values[number]) for name, values in batch.items()}
         if TOKEN in row:
-            _show_tokens(index, row, tokenizer)
+            _show_tokens(index, row, tokenizer, source.names_of(DOCUMENT))
             continue
         place = source.place(index)
         typer.secho(f"row {index}: {', '.join(filter(None, (place, _label(source, row))))}", bold=True)
@@ -46,7 +46,7 @@ def show_rows(source: "Source", tokenizer: "Tokenizer | None", indices: Sequence
             elif (name == IMAGE or values.dtype == np.uint8) and values.ndim == 3:
                 _show_picture(values)
             elif name not in (LABEL, ROW):
-                typer.echo("  " + "\n  ".join(_values(name, values, source.value_names)))
+                typer.echo("  " + "\n  ".join(_values(name, values, source.names_of(name))))
 
 
 def save_pictures(source: "Source", indices: Sequence[int], path: Path) -> None:
@@ -120,17 +120,19 @@ def _coloured() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _show_tokens(index: int, row: "Batch", tokenizer: "Tokenizer | None") -> None:
+def _show_tokens(index: int, row: "Batch", tokenizer: "Tokenizer | None", names: Sequence[str]) -> None:
     import numpy as np
 
     token, target, document = row[TOKEN], row[TARGET], row.get(DOCUMENT)
     packed = document is not None
     document = np.zeros_like(token) if document is None else document
     typer.secho(f"row {index}: {_summary(token, target, document)}", bold=True)
-    for one in range(int(document.max()) + 1):
+    for one in np.unique(document).tolist():
         inside = document == one
         if packed and one == document.max() and not (target[inside] >= 0).any():
             continue  # empty slots
+        if names:
+            typer.secho(f"{names[one]}:", dim=True)
         _print(tokenizer, token[inside], target[inside])
 
 

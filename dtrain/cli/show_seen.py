@@ -34,7 +34,7 @@ def show_seen(
     _say_what_is_known(seen)
     if step is not None:
         found = _of_step(seen, step)
-        _print(found, [_step_line(one, _text(seen, one["row"], tokenizer)) for one in found[:most]], most, as_json)
+        _print(found, [_step_line(one, seen.text(one["row"], tokenizer)) for one in found[:most]], most, as_json)
         return
     around: dict[int, str] = {}
     if text is not None:
@@ -49,7 +49,7 @@ def show_seen(
         _named(seen, row) | {"steps": when} | ({"text": around[row]} if around else {}) for row, when in steps.items()
     ]
     lines = [
-        _row_line(seen, row, when, most, around[row] if around else _text(seen, row, tokenizer))
+        _row_line(seen, row, when, most, around[row] if around else seen.text(row, tokenizer))
         for row, when in list(steps.items())[:most]
     ]
     _print(found, lines, most, as_json)
@@ -73,17 +73,6 @@ def _of_step(seen: "Seen", step: int) -> "list[JsonObject]":
 def _named(seen: "Seen", index: int) -> "JsonObject":
     source = seen.source_of(index)
     return {"row": index} | ({"source": source} if source else {})
-
-
-def _text(seen: "Seen", index: int, tokenizer: "Tokenizer | None") -> str:
-    """The beginning of what an example says, on one line."""
-    import numpy as np
-
-    from dtrain.inference.seen import texts_of
-
-    batch = seen.source.rows(np.asarray([index]))
-    own = texts_of(seen.source, index, {name: values[0] for name, values in batch.items()}, tokenizer)
-    return ", ".join(filter(None, own))
 
 
 def _step_line(one: "JsonObject", text: str) -> str:

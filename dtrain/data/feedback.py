@@ -18,6 +18,8 @@ from dtrain.data.templates import Rendered
 COMPLETIONS = ("completion", "response", "answer", "messages")
 """Fields that an answer may have; `messages` have the prompt, too."""
 LABEL, CHOSEN, REJECTED = "label", "chosen", "rejected"
+DOCUMENTS = ("good", "good, with another answer", "bad", "bad, with another answer")
+"""The documents of a row: an answer and, after it, its prompt with the answer to another one; by their numbers."""
 Judged = tuple[Conversation, bool]
 """A prompt with an answer, and whether the answer is good."""
 HINT = "a record has prompt, completion and label (true or false), or prompt, chosen and rejected"
@@ -39,14 +41,14 @@ class Feedback(Templated):
 
     def open(self, split: Split) -> Source:
         rows = self.documents(split).rows_of(split, self.held_out(split)[1], self.length, 2, numbered=True)
-        return replace(rows, texts=False)
+        return replace(rows, named=DOCUMENTS)
 
     def parts(self, reader: Reader) -> Iterator[Part]:
         counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         judged = deque[bool]()
         encoded = reader.encode_with_spans(self._texts(reader, judged, counts))
-        # good answers are documents 0 and 1 of their rows, bad ones 2 and 3
-        documents = two_in_a_row(encoded, self.length, counts, lambda: 0 if judged.popleft() else 2)
+        good, bad = DOCUMENTS.index("good"), DOCUMENTS.index("bad")
+        documents = two_in_a_row(encoded, self.length, counts, lambda: good if judged.popleft() else bad)
         return content(documents, counts, reader.account)
 
     def _texts(self, reader: Reader, judged: deque[bool], counts: dict[str, int]) -> Iterator[Rendered]:

@@ -199,8 +199,8 @@ class Packed(SourceDefaults):
     largest: int
     fingerprint: str
     records: int
-    texts: bool = True
-    """Whether the loss is that of predicting texts: then it has bits per byte."""
+    named: tuple[str, ...] = ()
+    """What each document of a row is, by its number, where the loss is not that of predicting texts."""
     text: int = 0
     """Bytes of text of the documents that count in the loss."""
     first: np.ndarray | None = None
@@ -216,6 +216,9 @@ class Packed(SourceDefaults):
     def example(self) -> Example:
         return row_example(self.length, True, self.largest + 1, self.documents.origin)
 
+    def names_of(self, feature: str) -> tuple[str, ...]:
+        return self.named if feature == DOCUMENT else ()
+
     @property
     def filled(self) -> float:
         """The fraction of the slots that have a token."""
@@ -228,7 +231,7 @@ class Packed(SourceDefaults):
     @cached_property
     def _bytes_per_token(self) -> float | None:
         """Bytes of text for each token that counts in the loss; end tokens count there and have no text."""
-        if not self.texts:
+        if self.named:  # no bits per byte
             return None
         learned = self.documents.stream.tokens >= TARGET_BIT
         targets = sum(

@@ -41,7 +41,7 @@ class Preference(Templated):
 
     def open(self, split: Split) -> Source:
         rows = self.documents(split).rows_of(split, self.held_out(split)[1], self.length, 2)
-        return replace(rows, texts=False)
+        return replace(rows, named=("preferred", "rejected"))
 
     def parts(self, reader: Reader) -> Iterator[Part]:
         counts: dict[str, int] = dict.fromkeys(COUNTED, 0)

@@ -69,9 +69,9 @@ class Source(Protocol):
         """What a user should know about how files became examples, a line each."""
         ...
 
-    @property
-    def value_names(self) -> tuple[str, ...]:
-        """The names of the values of `features`; empty if they have none."""
+    def names_of(self, feature: str) -> tuple[str, ...]:
+        """The names of a feature's values, of `features` by their place, of `document` by their number; empty if they
+        have none."""
         ...
 
     @property
@@ -250,8 +250,8 @@ class SourceDefaults:
     def notes(self) -> Sequence[str]:
         return ()
 
-    @property
-    def value_names(self) -> tuple[str, ...]:
+    def names_of(self, feature: str) -> tuple[str, ...]:
+        del feature
         return ()
 
     @property

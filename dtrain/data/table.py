@@ -170,9 +170,8 @@ class Rows(Arrays):
         }
         return {"row": row + 1} | ({"file": str(path)} if len(self.given.tables) > 1 else {}) | kept
 
-    @property
-    def value_names(self) -> tuple[str, ...]:
-        return self.columns
+    def names_of(self, feature: str) -> tuple[str, ...]:
+        return self.columns if feature == FEATURES else ()
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """What a run was trained on, and when. A batch is a function of the seed and its number alone: nothing is guessed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ import numpy as np
 from dtrain.checkpoint import manifest
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder, saved_steps
-from dtrain.data.batch import LABEL, TARGET, TOKEN, Batch
+from dtrain.data.batch import DOCUMENT, LABEL, TARGET, TOKEN, Batch
 from dtrain.data.order import RowOrder
 from dtrain.data.prediction_inputs import named_tokenizer
 from dtrain.data.source import Source
@@ -104,6 +104,11 @@ class Seen:
         """The examples that the run has trained on, each once, in the order of their numbers."""
         return np.unique(np.concatenate([np.unique(chosen) for _, chosen in self._chunks()] or [np.empty(0, int)]))
 
+    def text(self, index: int, tokenizer: Tokenizer | None) -> str:
+        """What an example says, each of its texts after what it is."""
+        batch = self.source.rows(np.asarray([index]))
+        return _written(_texts_of(self.source, index, {name: values[0] for name, values in batch.items()}, tokenizer))
+
     def with_text(
         self, text: str, tokenizer: Tokenizer | None, progress: Callable[[int, int], None]
     ) -> Iterator[tuple[int, str]]:
@@ -117,9 +122,9 @@ class Seen:
             batch = self.source.rows(part)
             for number, index in enumerate(part.tolist()):
                 row = {name: values[number] for name, values in batch.items()}
-                for own in texts_of(self.source, index, row, tokenizer):
+                for name, own in _texts_of(self.source, index, row, tokenizer):
                     if (at := own.find(text)) >= 0:
-                        yield index, own[max(0, at - 24) : at + len(text) + 24]
+                        yield index, _written([(name, own[max(0, at - 24) : at + len(text) + 24])])
                         break
             progress(min(begin + READ, len(indices)), len(indices))
 
@@ -129,20 +134,33 @@ def _where(chosen: np.ndarray, steps: np.ndarray, wanted: np.ndarray) -> tuple[l
     return steps[mine].tolist(), chosen[mine].tolist()
 
 
-def texts_of(source: Source, index: int, row: Batch, tokenizer: Tokenizer | None) -> Iterator[str]:
-    """The texts of an example: of its tokens with the last target, of its columns, its file and its class."""
-    if TOKEN in row and tokenizer:
-        last = [int(row[TARGET][-1])] if TARGET in row and row[TARGET][-1] >= 0 else []
-        yield tokenizer.decode([*np.asarray(row[TOKEN]).tolist(), *last])
-    elif TOKEN in row:
-        yield " ".join(map(str, np.asarray(row[TOKEN]).tolist()))
+def _texts_of(source: Source, index: int, row: Batch, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str]]:
+    """The texts of an example: of its tokens with the last target, of its columns, its file and its class. Before each
+    what it is: documents that have names are texts of their own; empty for others."""
+    if TOKEN in row:
+        document, names = np.asarray(row.get(DOCUMENT, np.zeros_like(row[TOKEN]))), source.names_of(DOCUMENT)
+        for number, name in enumerate(names or [""]):
+            inside = document == number if names else np.ones_like(document, bool)
+            if inside.any():
+                yield name, _text(row, inside, tokenizer)
     for name, values in row.items():
         if (written := source.text_of(name, np.asarray(values))) is not None:
-            yield written
-    yield source.place(index)
+            yield "", written
+    yield "", source.place(index)
     if LABEL in row and not np.ndim(row[LABEL]):
         label = row[LABEL].item()
-        yield source.class_names[label] if source.class_names else f"label {label:g}"
+        yield "", source.class_names[label] if source.class_names else f"label {label:g}"
+
+
+def _written(texts: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name}: {text}" if name else text for name, text in texts if text)
+
+
+def _text(row: Batch, inside: np.ndarray, tokenizer: Tokenizer | None) -> str:
+    """The text of these tokens of a row and of the last target; without a tokenizer, numbers."""
+    tokens, targets = np.asarray(row[TOKEN])[inside].tolist(), np.asarray(row.get(TARGET, row[TOKEN]))[inside].tolist()
+    last = targets[-1:] if TARGET in row and targets[-1] >= 0 else []
+    return tokenizer.decode([*tokens, *last]) if tokenizer else " ".join(map(str, tokens))
 
 
 def seen(run_dir: Folder, unsaved: bool = False) -> tuple[Seen, Tokenizer | None]:

@@ -26,7 +26,7 @@ from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import WEIGHT
 from dtrain.data.tokenizer import Tokenizer
-from dtrain.inference.seen import Seen, texts_of
+from dtrain.inference.seen import Seen
 from dtrain.inference.seen import seen as seen_by
 from dtrain.parallel.engine import Put
 from dtrain.runtime.trajectory import initial_state
@@ -348,9 +348,7 @@ def _rank(loss: float) -> float:
 
 
 def _text(known: Seen, index: int, tokenizer: Tokenizer | None) -> str:
-    batch = known.source.rows(np.asarray([index]))
-    own = texts_of(known.source, index, {name: values[0] for name, values in batch.items()}, tokenizer)
-    return printable(" ".join(", ".join(filter(None, own)).split())[:KEPT])
+    return printable(" ".join(known.text(index, tokenizer).split())[:KEPT])
 
 
 WIDTH, KEPT = 100, 1000

@@ -1,8 +1,11 @@
 """`data show`: examples as the model gets them."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.conftest import Dtrain
@@ -32,6 +35,49 @@ def test_columns_of_a_table_have_their_names(dtrain: Dtrain, tmp_path: Path) -> 
     (tmp_path / "r.yaml").write_text("model: {kind: mlp, sizes: [3, 2]}\n" + data + REST)
     shown = dtrain("data", "show", "r.yaml")
     assert "row 0: t.csv: row 1 (id 1), label 0 (a)\n  age 30\n  town=Basel 0\n  town=Bern 1\n" in shown.stdout
+
+
+RECORDS = [
+    {"prompt": f"{i} is ", "completion": f"{'even' if i % 3 else 'odd'} {i}", "label": i % 3 > 0} for i in range(9)
+]
+PAIRS = [{"prompt": f"{i} is ", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "records", "shown"),
+    [
+        (
+            "feedback",
+            RECORDS,
+            ["bad:\n0 is ⟦odd 0⟧", "bad, with another answer:\n0 is ⟦even 1⟧", "good:\n1 is ⟦even 1⟧"],
+        ),
+        ("preference", PAIRS, ["preferred:\n1 is ⟦good 1⟧", "rejected:\n1 is ⟦bad 1⟧"]),
+    ],
+)
+def test_answers_are_shown_with_their_judgement(
+    dtrain: Dtrain, tmp_path: Path, kind: str, records: list[dict[str, Any]], shown: list[str]
+) -> None:
+    """Also where a row has no document of number 0, as those of bad answers."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    model = "model: {kind: decoder, vocab: 256, width: 8, layers: 1, heads: 1, context: 32}\n"
+    data = f"data: {{kind: {kind}, files: [a.jsonl], template: plain, length: 32}}\n"
+    (tmp_path / "r.yaml").write_text(model + data + REST)
+    (tmp_path / "base.yaml").write_text(model + "data: {kind: text, files: [a.txt], length: 32}\n" + REST)
+    (tmp_path / "a.txt").write_text("0 is even 1 is odd " * 40)
+    dtrain("run", "base.yaml")
+    with (tmp_path / "r.yaml").open("a") as file:
+        objective = {"feedback": "kto", "preference": "dpo"}[kind]
+        file.write(
+            f"objective: {objective}\ninit: {{run: runs/base}}\nlora: {{rank: 2, targets: [blocks.query.weight]}}\n"
+        )
+    found = dtrain("data", "show", "r.yaml", "--rows", "2").stdout
+    assert [one for one in shown if one not in found] == []
+    dtrain("run", "r.yaml")
+    last = {"feedback": ", with another answer: ", "preference": "rejected: "}[kind]
+    assert [last in line for line in dtrain("data", "seen", "r", "--at", "1").stdout.splitlines()] == [True, True]
+    for name in (" is ", last.strip(" ,:")):  # names of documents are not searched
+        found = dtrain("data", "seen", "r", "--text", name, "--json").stdout
+        assert bool(json.loads(found)) == (name == " is ")
 
 
 def test_tokens_without_a_tokenizer_are_numbers(dtrain: Dtrain, tmp_path: Path) -> None:

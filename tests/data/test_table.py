@@ -344,7 +344,7 @@ def test_texts_that_mean_nothing_are_missing_values_in_every_column(tmp_path: Pa
     with pytest.raises(DataError, match=r"column 'y' has no value in line 10"):
         opened_csv(tmp_path, rows, missing_texts=("-",), missing="median")
     read = opened_csv(tmp_path, rows.replace("-\n", "00\n"), missing_texts=("-",), missing="median", scale=False)
-    assert read.value_names == ("n", "n is missing", "t=(missing)", "t=x", "t=y", "d", "d is missing")
+    assert read.names_of("features") == ("n", "n is missing", "t=(missing)", "t=x", "t=y", "d", "d is missing")
     assert rows_of(read)["features"][-1].tolist() == [4.0, 1, 1, 0, 0, 19_757.5, 1]
     assert rows_of(read)["label"].tolist() == [0, 1] * 4 + [0]
     with pytest.raises(DataError, match="as texts in 'n'"):
