@@ -26,6 +26,9 @@ def check(model: "Decoder") -> None:
         raise FieldError(given[0], f"{given[0]} and pattern exclude each other", hint)
     if model.pattern and isinstance(model.position, Learned):
         raise FieldError("pattern", "layers of a model with learned positions have no kinds", "use position rope")
+    if (size := sum(kind.count for kind in model.pattern)) > model.layers:
+        hint = f"set layers to {size} or more, or leave kinds out of pattern"
+        raise FieldError("pattern", f"has {size} layers, and the model {model.layers}", hint)
     if model.global_every and model.window is None:
         raise FieldError("global_every", f"global_every = {model.global_every}: set window")
     if model.window_theta and (model.window is None or not isinstance(model.position, Rope) or model.window_theta <= 1):
