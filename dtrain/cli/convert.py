@@ -203,8 +203,7 @@ def export(
         if is_program:
             written = export_program(loaded, target)
         else:
-            base = base_kind(found) if adapters else ""
-            written = export(loaded, target, names=names, adapters=adapters, dtype=dtype, base=base)
+            written = export(loaded, target, names=names, adapters=adapters, dtype=dtype, base=base_kind(found))
         typer.secho(f"{run} at {loaded.chosen}, as {dtype}:", fg="green", err=True)
         if loaded.recipe.model.generates and not adapters and (target / "config.json").is_file():
             written.append(write_card(target, found, loaded.step, dtype))

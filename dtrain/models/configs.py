@@ -32,16 +32,17 @@ def kind_of(model: Any) -> str:
 
 
 def files_beside(
-    model: Any, library: str, classes: Sequence[str], pictures: Preparation | None
+    model: Any, library: str, classes: Sequence[str], pictures: Preparation | None, kind: str = ""
 ) -> tuple[dict[str, JsonObject], str]:
     """The files beside the parameters with which that library computes the same, by name, and what is to say about
     them; none, and why, if it has no such model.
 
-    `classes`: their names, if they have some. `pictures`: how the data prepares them.
+    `classes`: their names, if they have some. `pictures`: how the data prepares them. `kind`: the `model_type` that a
+    decoder is written as, if that computes the same.
     """
     none = f"this model matches no architecture of {library} that dtrain exports"
     if isinstance(model, Decoder):
-        config = config_of(model)
+        config = config_of(model, kind)
         return ({CONFIG: config}, "") if config else ({}, none)
     if pictures is None:
         return {}, "the data has no pixels that are normalised (data.pixels)"

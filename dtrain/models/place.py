@@ -109,13 +109,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Alternating(Place):
-    """A parameter that shares a tensor with others: `run` outputs of each of them in turn. The tensor is read whole."""
+    """A parameter that shares a tensor with others: some outputs of each of them in turn. The tensor is read whole."""
 
-    parts: int = 1
-    """Number of the parameters."""
+    runs: tuple[int, ...] = (1,)
+    """The outputs of each parameter that follow one another."""
     part: int = 0
-    """The number of this one."""
-    run: int = 1
+    """The number of this parameter among them."""
     together: bool = False
     """Whether the tensor has all experts, along its first dim."""
 
@@ -138,7 +137,7 @@ class Alternating(Place):
 
     def shape(self, param: Param) -> tuple[int, ...]:
         *outer, last = self._own(param)
-        shape = [*outer, last * self.parts]
+        shape = [*outer, last // self.runs[self.part] * sum(self.runs)]
         return (*shape[:-2], shape[-1], shape[-2]) if self.transposed else tuple(shape)
 
     def read(self, load: Load, param: Param, index: Index) -> np.ndarray:
@@ -149,7 +148,8 @@ class Alternating(Place):
         found = []
         for numbers in product(*(range(part.start, part.stop) for part in index[: len(dims)])):
             values = self._turned(load(self._named(dims, numbers), whole))
-            values = values.reshape(*values.shape[:-1], -1, self.parts, self.run)[..., self.part, :]
+            values = values.reshape(*values.shape[:-1], -1, sum(self.runs))
+            values = np.split(values, np.cumsum(self.runs[:-1]), axis=-1)[self.part]
             leading = [some[0].stop - some[0].start] if some else []
             found.append(values.reshape(*leading, *own[len(some) :]).reshape(*leading, *param.shape[count:]))
         inner = (*(slice(None) for _ in some), *index[count:])
@@ -163,18 +163,18 @@ class Alternating(Place):
 
     @property
     def alone(self) -> bool:
-        return self.transposed and self.parts == 1 and not self.together
+        return self.transposed and len(self.runs) == 1 and not self.together
 
     @property
     def key(self) -> int:
         return self.part
 
     def joined(self, parts: Mapping[int, np.ndarray]) -> np.ndarray | None:
-        if len(parts) < self.parts:
+        if len(parts) < len(self.runs):
             return None
-        runs = [parts[key].reshape(*parts[key].shape[:-1], -1, self.run) for key in sorted(parts)]
-        whole = np.stack(runs, -2)
-        return self._turned(whole.reshape(*whole.shape[:-3], -1))
+        runs = [parts[key].reshape(*parts[key].shape[:-1], -1, self.runs[key]) for key in sorted(parts)]
+        whole = np.concatenate(runs, -1)
+        return self._turned(whole.reshape(*whole.shape[:-2], -1))
 
 
 @dataclass(frozen=True)

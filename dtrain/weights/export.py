@@ -53,7 +53,8 @@ def export(
 ) -> list[str]:
     """Write all parameters, or with `adapters` those of `lora` alone; sentences that state what was written.
 
-    `base`: the `model_type` of the published weights that the run began with, whose names adapters get.
+    `base`: the `model_type` of the published weights that the run began with: adapters get its names, and a model that
+    is still one of that type is written as one.
 
     A folder gets published names, config.json and the tokenizer where the model has them, or PEFT's form of adapters;
     a .safetensors file gets dtrain's names, unless `names` says otherwise. RecipeError if published names do not exist
@@ -78,7 +79,7 @@ def export(
     declared = without_padding(loaded.assembly.layout.declared)
     library = "timm" if names == "timm" else "transformers"
     pictures, why = loaded.recipe.data.main.pictures, "no library has names for this model"
-    files, why = files_beside(model, library, loaded.classes, pictures) if model.namings else ({}, why)
+    files, why = files_beside(model, library, loaded.classes, pictures, base) if model.namings else ({}, why)
     published = names not in (None, "own") or (names is None and not single and bool(files))
     kind = files.get(CONFIG, {}).get("model_type")
     table = _named(model, declared, library, kind) if published else own_names(declared)

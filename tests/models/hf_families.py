@@ -104,6 +104,9 @@ FAMILIES = {
     "qwen35-moe": ("qwen3_5_moe_text", DELTA | {
         "head_dim": 24, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 40}),
+    "qwen3-next": ("qwen3_next", DELTA | {
+        "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40}),
     "lfm2": ("lfm2", {"full_attn_idxs": [2], "block_multiple_of": 16}),
     "lfm2-moe": ("lfm2_moe", {
         "layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"], "num_hidden_layers": 5,

@@ -54,6 +54,7 @@ MODELS: dict[str, Decoder] = {
                       tied=True, experts=Experts(count=4, active=2, hidden=6, beside=True),
                       pattern=(LayerKind(window=4), LayerKind(head_dim=6, kv_heads=2, shared_values=True))),
     "qwen3_5_moe": Decoder(**SIZES, **LINEAR, experts=Experts(count=4, active=2, hidden=6, shared=1, shared_gate=True)),
+    "qwen3_next": Decoder(**SIZES, **LINEAR, experts=Experts(count=4, active=2, hidden=6, shared=1, shared_gate=True)),
     "qwen3_5_moe_joint": Decoder(**SIZES, **LINEAR, experts=replace(GATED, shared_gate=True)),
 }  # fmt: skip
 

@@ -48,13 +48,11 @@ OF_BOTH = ("tie_word_embeddings", "quantization_config")
 SAME = {"kimi_k2": "deepseek_v3"}
 """Types whose fields and tensors are those of another."""
 _LATENT = "latent attention"
-_DELTA = "gated DeltaNet layers"
 _STATE = "state-space layers"
 NEEDS: dict[str, str] = {
     "longcat_flash": f"{_LATENT} with experts beside it",
     "mistral4": f"{_LATENT} with queries that grow with their position",
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), f"{_LATENT} with a sparse index"),
-    "qwen3_next": _DELTA,
     **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
     **dict.fromkeys(("mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"),
                     _STATE),
@@ -109,16 +107,19 @@ def _read_format(fields: Fields) -> None:
         fields.known.add("quantization_config")
 
 
-def config_of(model: Decoder) -> JsonObject | None:
+def config_of(model: Decoder, kind: str = "") -> JsonObject | None:
     """The fields of config.json with which transformers computes the same; None if no family does.
 
-    Each candidate is read back with `published_model` and accepted only if it gives this decoder.
+    `kind`: the `model_type` that is tried first, that of the weights which the model began with. Each candidate is read
+    back with `published_model` and accepted only if it gives this decoder.
     """
     learned = isinstance(model.position, Learned)
-    for kind, family in FAMILIES.items():
+    first = WITH_IMAGES[kind]["model_type"] if kind in WITH_IMAGES else SAME.get(kind, kind)
+    for name in sorted(FAMILIES, key=lambda name: name != first):
+        family = FAMILIES[name]
         if not family.written or learned != (family.names in LEARNED) or not family.opens(model):
             continue
-        config = {"architectures": [family.architecture], "model_type": kind} | family.config(model)
+        config = {"architectures": [family.architecture], "model_type": name} | family.config(model)
         try:
             published = published_model(config, model.context, Path("config.json"))
         except DataError:

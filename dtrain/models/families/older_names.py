@@ -90,7 +90,7 @@ def codegen(model: "Decoder") -> Names:
     quarter, name = model.heads * model.head_size // 4, "transformer.h.{layer}.attn.qkv_proj.weight"
     order = ("query", "value", "key")
     return _gptj_rest() | {
-        f"blocks.{ours}.weight": Alternating(name, True, parts=3, part=part, run=quarter)
+        f"blocks.{ours}.weight": Alternating(name, True, runs=(quarter,) * 3, part=part)
         for part, ours in enumerate(order)
     }
 
@@ -130,7 +130,7 @@ def _mlp(up: str, down: str) -> Names:
 
 def _by_head(name: str, dim: int) -> Names:
     return {
-        f"blocks.{ours}.{what}": Alternating(f"{name}.{what}", turned, parts=3, part=part, run=dim)
+        f"blocks.{ours}.{what}": Alternating(f"{name}.{what}", turned, runs=(dim,) * 3, part=part)
         for part, ours in enumerate(QKV)
         for what, turned in KINDS.items()
     }

@@ -269,6 +269,14 @@ SPARSE: dict[str, Family] = {
                   "shared_expert_intermediate_size": 512}, shared_gate=True)),
         "qwen3_5_moe",
     ),
+    "qwen3_next": Family(
+        "Qwen3NextForCausalLM",
+        (*sizes(kv_heads=2, head_dim=256), *QWEN3_5, stated(decoder_sparse_step=1), known("intermediate_size"),
+         experts(QWEN_EXPERTS | {"shared": "shared_expert_intermediate_size"},
+                 {"moe_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512, "norm_topk_prob": True,
+                  "shared_expert_intermediate_size": 512}, shared_gate=True)),
+        "qwen3_next",
+    ),
     "lfm2_moe": Family(
         "Lfm2MoeForCausalLM",
         (*LFM2, convolutions(by_types), first_dense(2, name="num_dense_layers"), stated(use_expert_bias=True),

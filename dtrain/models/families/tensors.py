@@ -70,7 +70,8 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
     qwen_experts["blocks.moe.router"] = Place(f"{LAYER}mlp.gate.weight", transposed=True)
     gated_router = {"blocks.moe.router": Place(f"{LAYER}mlp.router.gate.weight", transposed=True)}
     gated_router |= {"blocks.moe.bias": Place(f"{LAYER}mlp.expert_bias")}
-    delta = usual | (_delta(model.delta) if model.delta else {}) | _gated_queries(model.head_size)
+    gated = usual | (_delta(model.delta) if model.delta else {}) | _gated_queries(model.head_size)
+    grouped = _by_group(model.delta) if model.delta else {}
     no_qk_norms = {name: place for name, place in usual.items() if not name.endswith(("query_norm", "key_norm"))}
     tables = {
         "llama": usual,
@@ -92,10 +93,11 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
         "granitemoe": usual | _granite_experts(model, "router.layer", "input_linear.weight", "output_linear.weight"),
         "granitemoe_swa": usual | _granite_experts(model, "router", "experts.gate_up_proj", "experts.down_proj"),
         "ernie4_5_moe": usual | plain_experts | _shared("shared_experts") | statics,
-        "qwen3_5": delta,
+        "qwen3_5": gated,
         "lfm2": _lfm2(model, usual),
-        "qwen3_5_moe": delta | plain_experts | _shared("shared_expert") | gate,
-        "qwen3_5_moe_joint": delta | _shared("shared_expert") | gate | qwen_experts,
+        "qwen3_5_moe": gated | plain_experts | _shared("shared_expert") | gate,
+        "qwen3_5_moe_joint": gated | _shared("shared_expert") | gate | qwen_experts,
+        "qwen3_next": gated | plain_experts | _shared("shared_expert") | gate | grouped,
         "hy_v3": usual | plain_experts | _shared("shared_mlp") | gated_router,
         "gemma4": gemma | _gemma4(model),
     }
@@ -146,6 +148,20 @@ def _delta(delta: Delta) -> dict[str, Place]:
     return found
 
 
+def _by_group(delta: Delta) -> dict[str, Place]:
+    """As in `_delta`, where each head of the keys has its outputs of all these matrices together (Qwen 3 Next)."""
+    shared, tensor = delta.value_heads // delta.key_heads, f"{LAYER}linear_attn."
+    values, found = shared * delta.value_dim, dict[str, Place]()
+    for theirs, runs in {
+        "in_proj_qkvz": {"query": delta.key_dim, "key": delta.key_dim, "value": values, "gate": values},
+        "in_proj_ba": {"strength": shared, "decay": shared},
+    }.items():
+        for part, ours in enumerate(runs):
+            how: dict[str, Any] = {"transposed": True, "runs": tuple(runs.values()), "part": part}
+            found[f"blocks.delta.{ours}"] = Alternating(f"{tensor}{theirs}.weight", **how)
+    return found
+
+
 def _lfm2(model: "Decoder", usual: dict[str, Place]) -> dict[str, Place]:
     """Layers with a short convolution, whose gates and values share a matrix."""
     width, conv = model.width, "blocks.convolution."
@@ -177,7 +193,7 @@ def _gated_queries(head_size: int) -> dict[str, Place]:
     """Each head of the queries, followed by its gate."""
     tensor, found = f"{LAYER}self_attn.q_proj", dict[str, Place]()
     for part, name in enumerate(("query", "gate")):
-        how: dict[str, Any] = {"parts": 2, "part": part, "run": head_size}
+        how: dict[str, Any] = {"runs": (head_size, head_size), "part": part}
         found[f"blocks.{name}.weight"] = Alternating(f"{tensor}.weight", transposed=True, **how)
         found[f"blocks.{name}.bias"] = Alternating(f"{tensor}.bias", **how)
     return found
@@ -224,7 +240,7 @@ def _together(first: str, last: str, kind: str = "", *, run: int = 1, transposed
     how: dict[str, Any] = {"transposed": transposed, "together": True}
     found: dict[str, Place] = {"blocks.moe.experts.down": Alternating(last, **how)}
     for part, ours in enumerate(("gate", "up")):
-        found[f"blocks.moe.experts.{ours}{kind}"] = Alternating(first, parts=2, part=part, run=run, **how)
+        found[f"blocks.moe.experts.{ours}{kind}"] = Alternating(first, runs=(run, run), part=part, **how)
     return found
 
 
