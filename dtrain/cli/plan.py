@@ -14,6 +14,8 @@ from dtrain.cli.plan_bill import Budget, Deadline, PriceFile, Tokens, WhatIf, sh
 from dtrain.core.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from dtrain.core.slices import Target
     from dtrain.core.types import JsonObject
     from dtrain.plan.plan import Plan
@@ -212,10 +214,26 @@ def _one(loaded: "Loaded", on: "Target", quick: bool, price: float | None) -> "P
     from dtrain.plan.workers import PlanJob, outcomes
 
     job = PlanJob(loaded, on, quick, price)
-    outcome = job.make() if quick else next(outcomes([job], 1))[1]
+    if quick:
+        outcome = job.make()
+    else:
+        with _waiting(f"compiling the step for {on.name} (--quick estimates it)"):
+            outcome = next(outcomes([job], 1))[1]
     if isinstance(outcome, DtrainError):
         raise outcome
     return outcome
+
+
+def _waiting(text: str) -> "AbstractContextManager[object]":
+    """On a terminal, what is being done and for how long, on a line that goes when it is done."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    progress.add_task(text, total=None)
+    return progress
 
 
 def _store(result: "Plan", runs: Path) -> None:

@@ -1,7 +1,11 @@
 """The report of a plan: each figure is computed, and figures that belong together agree."""
 
 import dataclasses
+import os
+import pty
 import re
+import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 
@@ -228,3 +232,16 @@ def test_the_bubble_of_a_pipeline_is_named_with_what_reduces_it() -> None:
     assert "pipeline of 2 stages, 1 microbatch: 50% of the time is bubble; accumulate: 8 reduces it to 11%" in shown
     plain = load(Path(__file__).parents[2] / "recipes" / "decoder-tiny.yaml", ["mesh={data: 8}"], 8)
     assert "bubble" not in "\n".join(lines(quick(plain, on)))
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_that_a_step_is_compiled(tmp_path: Path) -> None:
+    lead, follow = pty.openpty()
+    command = [sys.executable, "-m", "dtrain", "plan", "mlp-digits", "--on", "cpu-2"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=follow, text=True) as process:
+        printed, _ = process.communicate(timeout=200)
+    os.close(follow)
+    shown = os.read(lead, 100_000).decode()
+    os.close(lead)
+    assert printed.startswith("mlp-digits on cpu-2")
+    assert "compiling the step for cpu-2" in shown and "compiling" not in printed
