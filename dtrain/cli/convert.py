@@ -113,24 +113,25 @@ def _import_published(
     tokenizer: Path | None,
 ) -> None:
     from dtrain.cli.next_commands import program
-    from dtrain.train.import_run import import_published, tokenizer_in
+    from dtrain.train.import_run import CHAT, import_published, tokenizer_in
 
     recipe = import_published(
         source, name, overrides, devices, runs, _note, recipe_only=recipe_only, tokenizer_folder=tokenizer
     )
+    written = "tunes it" if Path(CHAT).exists() else f"tunes it, once {CHAT} has your conversations"
     if not tokenizer_in(tokenizer or source):
         typer.secho(f"{recipe} tunes the parameters of {source}", fg="green", err=True)
         typer.echo(f"next: name a tokenizer's folder in {recipe}, as data.tokenizer; then", err=True)
-        typer.echo(f"      {program()} run {recipe}   # on chat.jsonl", err=True)
+        typer.echo(f"      {program()} run {recipe}   # {written}", err=True)
         return
     if recipe_only:
         typer.secho(f"{recipe} tunes the parameters of {source}, which it reads when it starts", fg="green", err=True)
-        typer.echo(f"next: {program()} run {recipe}   # on chat.jsonl", err=True)
+        typer.echo(f"next: {program()} run {recipe}   # {written}", err=True)
         return
     run = name if runs == Path("runs") else str(runs / name)
     typer.secho(f"{runs / name} has the parameters of {source}", fg="green", err=True)
     typer.echo(f"next: {program()} generate {run} --prompt '...'", err=True)
-    typer.echo(f"      {program()} run {recipe}   # tunes it on chat.jsonl", err=True)
+    typer.echo(f"      {program()} run {recipe}   # {written}", err=True)
 
 
 def export(

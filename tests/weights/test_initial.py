@@ -213,11 +213,14 @@ def test_import_can_write_the_recipe_alone(dtrain: Dtrain, published: Path) -> N
     shown = dtrain("import", "published", "--out", "big", "--recipe-only").stderr
     assert "big-tune.yaml tunes the parameters of published" in shown
     assert not (published / "runs" / "big").exists()
+    assert shown.rstrip().endswith("run big-tune.yaml   # tunes it, once chat.jsonl has your conversations")
     (published / "chat.jsonl").write_text('{"prompt": "1 times 2", "response": "2"}\n' * 20)
     short = ["epochs=null", "steps=2", "data.template=plain", "optimizer.schedule=constant", "data.test=0.2"]
     assert "initialised from" in dtrain("run", "big-tune.yaml", *short).stderr
     again = dtrain("import", "published", "--out", "big", "--recipe-only", code=2).stderr
     assert "big-tune.yaml exists already" in again
+    shown = dtrain("import", "published", "--out", "large", "--recipe-only").stderr
+    assert shown.rstrip().endswith("run large-tune.yaml   # tunes it")
     wrong = dtrain("import", "published", "--out", "b2", "model.nonsense=3", "--recipe-only", code=2).stderr
     assert "takes no overrides" in wrong
     wrong = dtrain("import", "small.yaml", "published", "--recipe-only", code=2).stderr
