@@ -12,6 +12,7 @@ from dtrain.assembly import state as states
 from dtrain.assembly.state import State
 from dtrain.assembly.step import eval_step, loss_of, loss_step, outputs_of, predict_step, several_steps, train_step
 from dtrain.assembly.trace_checks import refuse_few_classes, refuse_ignored_labels
+from dtrain.core.chips import Chip, chip_of
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
 from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, ROW, WEIGHT, Batch, Example, Feature
@@ -26,7 +27,7 @@ from dtrain.parallel.mesh import SEQUENCE, TENSOR
 from dtrain.parallel.rules import Layout, with_default_dims
 from dtrain.recipe.crosscheck import divisibility_problems
 from dtrain.recipe.load import refuse_conflicts
-from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.recipe import Engine, Recipe
 from dtrain.recipe.sizes import with_sizes
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Assembly:
     """Everything that a run compiles and a plan analyses."""
 
     recipe: Recipe
+    engine: Engine
+    """The recipe's; what `auto` is on these devices."""
     model: Any
     """What is trained: the recipe's model, with its adapters and for its objective."""
     layout: Layout
@@ -79,7 +82,7 @@ class Assembly:
 
     def train(self, gradients_too: bool = False) -> Traced:
         """Trace the training step; every call is a new trace. With `gradients_too`, its metrics have the gradients."""
-        recipe, engine, layout = self.recipe, self.recipe.engine, self.layout
+        recipe, engine, layout = self.recipe, self.engine, self.layout
         loss = loss_of(self.model, self._prepare(True), recipe.precision, seed=recipe.seed)
         step = train_step(
             engine.grads(layout, loss, recipe.accumulate),
@@ -100,7 +103,7 @@ class Assembly:
         """Trace the evaluation step, of the state itself or of one with other shapes; every call is a new trace.
 
         `examples`: those of a batch, by default `eval_batch`."""
-        recipe, engine = self.recipe, self.recipe.engine
+        recipe, engine = self.recipe, self.engine
         loss = loss_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, train=False)
         step = eval_step(engine.sums(self.layout, loss, recipe.accumulate), self.keyed)
         return self._trace_forward(step, self.shapes if state is None else state, self.layout.example, examples)
@@ -110,7 +113,7 @@ class Assembly:
 
         `mixed` receives what of the context compares examples with each other.
         """
-        recipe, engine = self.recipe, self.recipe.engine
+        recipe, engine = self.recipe, self.engine
         loss = loss_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, mixed=mixed)
         step = eval_step(engine.sums(self.layout, loss, recipe.accumulate), self.keyed)
         return self._trace_forward(step, self.shapes, self.layout.example)
@@ -120,7 +123,7 @@ class Assembly:
 
         `mixed`: as in `train_loss`.
         """
-        recipe, engine = self.recipe, self.recipe.engine
+        recipe, engine = self.recipe, self.engine
         loss = loss_of(self.model, self._prepare(True), recipe.precision, seed=recipe.seed, mixed=mixed)
         step = loss_step(engine.sums(self.layout, loss, recipe.accumulate), self.keyed)
         rows = {**self.batch, **batch_shapes(engine, self.layout, {WEIGHT: WEIGHTS}, recipe.batch)}
@@ -131,13 +134,13 @@ class Assembly:
         """Trace a step that computes the predictions or samples for examples of these features, from such a state."""
         recipe = self.recipe
         outputs = outputs_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, purpose=purpose)
-        return self._trace_forward(predict_step(recipe.engine.rows(self.layout, outputs), self.keyed), state, features)
+        return self._trace_forward(predict_step(self.engine.rows(self.layout, outputs), self.keyed), state, features)
 
     def compile(self, step: Traced, warn: Callable[[str], None] = lambda _: None) -> jax.stages.Compiled:
         """Compile a traced step of this assembly for its devices, with the options of the engine, or with others where
         the compiler fails with them, which `warn` gets."""
-        engine, layout = self.recipe.engine, self.layout
-        return engine.compile(step, layout.platform, layout.chip, experts=self.experts, warn=warn)
+        layout = self.layout
+        return self.engine.compile(step, layout.platform, layout.chip, experts=self.experts, warn=warn)
 
     @property
     def experts(self) -> bool:
@@ -148,9 +151,9 @@ class Assembly:
         self, step: Callable[[State, Batch], Any], state: State, features: Example, examples: int | None = None
     ) -> Traced:
         features = {**features, WEIGHT: WEIGHTS} | ({ROW: ROWS} if self.keyed else {})
-        rows = batch_shapes(self.recipe.engine, self.layout, features, examples or self.eval_batch)
+        rows = batch_shapes(self.engine, self.layout, features, examples or self.eval_batch)
         with self._tracing():
-            return self.recipe.engine.trace(self.layout, step, state, rows, out=replicated(self.layout), donate=False)
+            return self.engine.trace(self.layout, step, state, rows, out=replicated(self.layout), donate=False)
 
     def _prepare(self, train: bool) -> Callable[[Batch], Batch]:
         return lambda batch: self.recipe.data.prepare(batch, jax.random.key(self.recipe.seed), train)
@@ -160,7 +163,7 @@ class Assembly:
         layout, sizes = self.layout, self.layout.sizes
         # a matrix product of all rows at once is what a CPU does fastest; under jit, a mesh that splits the tokens of a
         # row would make the compiler gather them first
-        split = not self.recipe.engine.explicit and (sizes[SEQUENCE] > 1 or sizes[TENSOR] > 1)
+        split = not self.engine.explicit and (sizes[SEQUENCE] > 1 or sizes[TENSOR] > 1)
         flat = layout.platform == "cpu" and not split
         return self.recipe.precision.tracing(flat, on_tpu=layout.platform == "tpu")
 
@@ -180,7 +183,9 @@ def assemble(
     model = recipe.minimised.wrap(recipe.model, recipe.lora, frozen)
     if mismatch := model.mismatch(example):
         raise DataError(mismatch, "change the model's sizes, or the data")
-    layout = _layout(recipe, model, devices, example)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    engine = engine_on(recipe, chip_of(devices[0].device_kind), len(devices), slices)
+    layout = _layout(recipe, engine, model, devices, example)
     update = transformation(recipe.optimizer, layout.declared, steps)
     make = _initializer(recipe, layout, update)
     shapes = states.abstract(make, layout, recipe.optimizer.state_dims, recipe.optimizer.apart)
@@ -196,14 +201,21 @@ def assemble(
         abstract = declare.abstract(layout.declared, recipe.precision.compute)
         refuse_few_classes(model, abstract, prepared(recipe, {**example, ROW: ROWS}), classes)
         refuse_ignored_labels(model, abstract, prepared(recipe, features, True))
-    batch = batch_shapes(recipe.engine, layout, features, recipe.batch)
-    batch = call_shapes(layout, batch, recipe.engine.steps_per_call)
-    return Assembly(recipe, model, layout, update, shapes=shapes, batch=batch, steps=steps, frozen=frozen)
+    batch = batch_shapes(engine, layout, features, recipe.batch)
+    batch = call_shapes(layout, batch, engine.steps_per_call)
+    return Assembly(recipe, engine, model, layout, update, shapes=shapes, batch=batch, steps=steps, frozen=frozen)
 
 
-def _layout(recipe: Recipe, model: Any, devices: Sequence[Device], example: Example) -> Layout:
+def engine_on(recipe: Recipe, chip: Chip | None, devices: int, slices: int) -> Engine:
+    """The recipe's engine; what `auto` is on so many devices of this chip. Engines were compared with language models,
+    on one slice."""
+    layout = Layout(recipe.mesh.sizes(devices), recipe.mesh.table(), {})
+    compared = recipe.model.generates and not recipe.model.user_code and slices == 1
+    return recipe.engine.on(layout, chip, devices, compared=compared)
+
+
+def _layout(recipe: Recipe, engine: Engine, model: Any, devices: Sequence[Device], example: Example) -> Layout:
     """The model's parameters on the recipe's mesh. RecipeError if mesh, engine, batch and model do not fit."""
-    engine = recipe.engine
     sizes = recipe.mesh.jax_sizes(devices) if engine.explicit else recipe.mesh.sizes(len(devices))
     declared = grouped(with_parts(with_default_dims(model.params(), sizes), recipe.parts), recipe.optimizer.groups)
     layout = Layout(sizes, recipe.mesh.table(), declared, engine.arranged(recipe.mesh.build(sizes, devices)), example)
@@ -227,7 +239,7 @@ def _initializer(recipe: Recipe, layout: Layout, update: "optax.GradientTransfor
     return states.state_initializer(layout.declared, update, recipe.precision.params, recipe.seed)
 
 
-def batch_shapes(engine: Any, layout: Layout, features: Mapping[str, Feature], examples: int) -> Batch:
+def batch_shapes(engine: Engine, layout: Layout, features: Mapping[str, Feature], examples: int) -> Batch:
     """A global batch of so many examples as shapes with their shardings, (examples, ...) for each feature."""
     placed = {name: engine.place(layout, name, (examples, *feature.shape)) for name, feature in features.items()}
     return {

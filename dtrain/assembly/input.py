@@ -99,7 +99,7 @@ def refuse_means(
     program = assembly.compile(assembly.evaluate(examples=other))
     found = []
     for size, compiled in sorted(((whole, evaluate), (other, program)), key=lambda one: one[0]):
-        put = Put(assembly.recipe.engine, assembly.layout, size)
+        put = Put(assembly.engine, assembly.layout, size)
         rows = _weighted(rows_of(source, put.held % small, assembly.keyed))
         found.append(jax.device_get(jax.block_until_ready(compiled(state, put(rows)))))
     once, twice = ({"sum": loss.sum, "weight": loss.weight, **loss.metrics} for loss in found)
@@ -191,7 +191,7 @@ def train_batches(
     With several steps per call, `calls` has the steps of each call, whose batches are yielded together.
     """
     recipe = assembly.recipe
-    put = Put(recipe.engine, assembly.layout, recipe.batch)
+    put = Put(assembly.engine, assembly.layout, recipe.batch)
     host = host_batches(assembly, source, put.held, start, steps)
     with closing(stream(host, recipe.data.load, warn)) as batches:
         if (most := recipe.engine.steps_per_call) == 1:
@@ -210,7 +210,7 @@ def refuse_broken_contract(
 
     Returns a warning if an evaluation has too few examples to check this, else an empty string.
     """
-    recipe, put = assembly.recipe, Put(assembly.recipe.engine, assembly.layout, assembly.eval_batch)
+    recipe, put = assembly.recipe, Put(assembly.engine, assembly.layout, assembly.eval_batch)
     if not recipe.model.user_code or not recipe.guard.contract:
         return ""
     exact = recipe.precision.compute == recipe.precision.loss == "float32"
@@ -234,7 +234,7 @@ def refuse_broken_contract(
     else:
         why = f"examples are compared with each other ({', '.join(dict.fromkeys(mixed))}) within microbatches"
         return f"could not check whether the training loss depends on the places of examples: {why}"
-    apart = recipe.engine.explicit
+    apart = assembly.engine.explicit
     each = assembly.eval_batch // (assembly.layout.parts("batch") if apart else 1)
     missing = "could not check whether the loss compares examples with each other: evaluate.batch has one example"
     return f"{missing}{' per device' * apart}" if each < 2 else ""
@@ -242,7 +242,7 @@ def refuse_broken_contract(
 
 def eval_batches(assembly: Assembly, source: Source, limit: int | None) -> Iterator[Batch]:
     """Batches with every held-out example once, on the devices; at most `limit` batches."""
-    put = Put(assembly.recipe.engine, assembly.layout, assembly.eval_batch)
+    put = Put(assembly.engine, assembly.layout, assembly.eval_batch)
     host = EvalBatches(source, assembly.eval_batch, put.held, assembly.keyed)
     load = dataclasses.replace(assembly.recipe.data.load, workers=0)
     return (put(batch) for batch in itertools.islice(stream(host, load), limit))

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from dtrain.runtime.verify import Certificate
 
 EXAMPLE = "Example: dtrain verify mlp-digits steps=200 --kills 3 --devices 4"
-ENGINES = ("jit", "shard_map")
+ENGINES = ("shard_map", "jit")
+"""The first that the recipe does not name is compared: `auto` is jit on CPUs."""
 
 
 def add_to(app: typer.Typer) -> None:

@@ -119,6 +119,17 @@ class Compiler:
         simulated = platform == "cpu" and jax.device_count() > 1 and jax.process_count() == 1
         return ({SCHEDULER: MEMORY} if simulated else {}) | self.chosen(platform, chip, experts=experts)
 
+    def on(self, layout: Layout, chip: Chip | None, devices: int, *, compared: bool) -> Any:
+        """The engine itself, or, of `auto`, the one on so many devices of this chip. `layout`: without parameters.
+        `compared`: whether engines were compared with such models and slices."""
+        del layout, chip, devices, compared
+        return self
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The engines that it may be."""
+        return (self,)
+
     def arranged(self, mesh: Mesh) -> Mesh:
         """Any order is supported."""
         return mesh

@@ -12,7 +12,7 @@ from dtrain.core.slices import Target
 from dtrain.core.types import JsonObject
 from dtrain.plan.memory import Buffer, Memory
 from dtrain.plan.money import Money
-from dtrain.plan.plan import Plan, Timing, compilers
+from dtrain.plan.plan import Plan, Timing, compilers, with_engine
 from dtrain.plan.replay import CollectiveCost, StepCost
 from dtrain.plan.workers import Outcome, PlanJob, outcomes
 from dtrain.recipe.load import plain
@@ -68,7 +68,7 @@ def _read(recipe: Recipe, on: Target, entry: JsonObject) -> Plan:
 def _load(path: Path, recipe: Recipe, on: Target) -> Plan | None:
     """The cached plan; None if there is none that can be read."""
     try:
-        return _read(recipe, on, json.loads(path.read_text()))
+        return _read(with_engine(recipe, on), on, json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # damaged, or of another version
         return None
 

@@ -37,7 +37,7 @@ class Compiled:
 
 def compiled(assembly: Assembly) -> Compiled:
     """Compile the training step. Raises EnvironmentFault if the compiler fails for another reason than memory."""
-    engine, layout = assembly.recipe.engine, assembly.layout
+    engine, layout = assembly.engine, assembly.layout
     options, lowered = engine.options(layout.platform, layout.chip, experts=assembly.experts), assembly.train().lower()
     notes: list[str] = []
     with temporary_folder("plan") as folder:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import jax
 
-from dtrain.assembly.assemble import Assembly, assemble, one_step_per_call
+from dtrain.assembly.assemble import Assembly, assemble, engine_on, one_step_per_call
 from dtrain.assembly.frozen import frozen_models
 from dtrain.assembly.state import saved
 from dtrain.core.errors import RecipeError
@@ -135,6 +135,7 @@ def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     """Compiled tier. Raises RecipeError if the recipe cannot run on the target; too little memory is a plan as well."""
     start = time.perf_counter()
     refuse_conflicts(recipe)
+    recipe = with_engine(recipe, on)
     assembly = _assembled(recipe, target.devices(on), on)
     if too_large := _state_too_large(assembly, on, start):
         return too_large
@@ -152,7 +153,7 @@ def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
 def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     """Quick tier: trace the step for stand-in devices and compute its cost by arithmetic."""
     start = time.perf_counter()
-    traced = recipe
+    traced = recipe = with_engine(recipe, on)
     if not recipe.engine.explicit:  # its collectives are not in the jaxpr, so trace the step under shard_map
         layout = Layout(recipe.mesh.sizes(on.devices), recipe.mesh.table(), {})
         mesh = _OneAxis(**vars(recipe.mesh))
@@ -196,10 +197,16 @@ def _state_too_large(assembly: Assembly, on: Target, start: float) -> Plan | Non
 
 def program(recipe: Recipe, on: Target, *, compiled: bool) -> str:
     """Text of the training step: its jaxpr, or with `compiled` the target's HLO."""
+    recipe = with_engine(recipe, on)
     traced_step = _assembled(recipe, target.devices(on) if compiled else stand_ins(on), on)
     if not compiled:
         return f"{traced_step.train().jaxpr}\n"
     return compile_step(traced_step).text
+
+
+def with_engine(recipe: Recipe, on: Target) -> Recipe:
+    """The recipe with the engine that `auto` is there."""
+    return replace(recipe, engine=engine_on(recipe, on.chip, on.devices, on.slices))
 
 
 class _OneAxis(Mesh):

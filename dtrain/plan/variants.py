@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from dtrain.assembly.assemble import engine_on
 from dtrain.core.slices import Target
 from dtrain.parallel.compiler_options import Options
 from dtrain.parallel.jit import Jit
@@ -117,7 +118,7 @@ def engine_variants(candidate: Candidate, base: Recipe, on: Target) -> Iterator[
     only there."""
     recipe = candidate.recipe
     experts = recipe.model.structure.mixture is not None
-    tried = [_program(recipe.engine, on, experts)]
+    tried = [_program(engine_on(recipe, on.chip, on.devices, on.slices), on, experts)]
     for _, way in WAYS:
         engine = dataclasses.replace(
             way, xla={**recipe.engine.xla, **way.xla}, steps_per_call=recipe.engine.steps_per_call

@@ -47,6 +47,7 @@ from dtrain.models.reference_free import ORPO, SimPO
 from dtrain.models.resnet import ResNet
 from dtrain.models.vit import ViT
 from dtrain.optim.optimizer import Optimizer
+from dtrain.parallel.auto import Auto
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.pmap import Pmap
@@ -224,8 +225,9 @@ class Recipe:
     """Microbatches per batch."""
     seed: Seed = 0
     """Of all random numbers: initial values, order of the examples, augmentation, dropout."""
-    engine: Engine = field(default_factory=Jit)
-    """How a step is spread over devices: jit, placed by the compiler; shard_map, by hand; pmap, one copy a device."""
+    engine: Auto | Engine = field(default_factory=Auto)
+    """How a step is spread over devices: jit, placed by the compiler; shard_map, by hand; pmap, one copy a device; by
+    default auto, which is jit or shard_map, by the chip."""
     mesh: Mesh = field(default_factory=Mesh)
     precision: Precision = field(default_factory=Precision)
     init: Init | None = None

@@ -194,7 +194,7 @@ class _Pieces:
     def __init__(self, assembly: Assembly, source: Source, other: "_Pieces | None" = None) -> None:
         recipe = assembly.recipe
         self.assembly, self.source = assembly, source
-        self.held = Put(recipe.engine, assembly.layout, recipe.batch)
+        self.held = Put(assembly.engine, assembly.layout, recipe.batch)
         self.batch: Batch = next(train_batches(assembly, source, 0, 1, lambda _: None))
         self.other = other
         self.one_at_a_time = jax.default_backend() == "cpu" and jax.device_count() > 1  # as in the loop of a run

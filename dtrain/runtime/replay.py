@@ -220,7 +220,7 @@ def _replayed(
     measured = replace(recipe, track=replace(recipe.track, norms=True, every=1))
     with_norms = assemble(measured, jax.devices(), known.source.example, assembly.steps, assembly.frozen)
     norms_at = with_norms.compile(with_norms.train())
-    put = Put(recipe.engine, assembly.layout, recipe.batch)
+    put = Put(assembly.engine, assembly.layout, recipe.batch)
     host = host_batches(assembly, known.source, put.held, 0, int(known.rows(step)[-1]) // recipe.batch + 1)
     losses, norms, values = dict[int, float](), dict[int, dict[str, float]](), dict[str, float]()
     origin: State | None = None
@@ -317,7 +317,7 @@ def _examples(
     if mixed:
         return [], f"the loss compares examples with each other ({', '.join(dict.fromkeys(mixed))})"
     indices = known.order(numbers)
-    put = Put(assembly.recipe.engine, assembly.layout, assembly.recipe.batch)
+    put = Put(assembly.engine, assembly.layout, assembly.recipe.batch)
     weights = np.asarray(rows.get(WEIGHT, np.ones(len(numbers), np.float32)))
 
     def mean(which: Sequence[int]) -> float:

@@ -212,7 +212,7 @@ def _batches(assembly: Assembly, source: Source, steps: int, backwards: bool) ->
     if not backwards:
         yield from islice(train_batches(assembly, source, 0, steps, lambda _: None), steps)
         return
-    put = Put(assembly.recipe.engine, assembly.layout, assembly.recipe.batch)
+    put = Put(assembly.engine, assembly.layout, assembly.recipe.batch)
     host = host_batches(assembly, source, put.held, 0, steps)
     yield from (put({name: rows[::-1] for name, rows in host[number].items()}) for number in range(steps))
 

@@ -33,7 +33,7 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     recipe, layout = assembly.recipe, assembly.layout
     platform, processes = devices[0].device_kind, jax.process_count()
     where = f"{len(devices)} x {platform}" + (f" in {processes} processes" if processes > 1 else "")
-    yield f"{recipe.name}  on {where}  mesh {mesh_text(mesh_sizes(layout.sizes))}  engine {recipe.engine.kind}"
+    yield f"{recipe.name}  on {where}  mesh {mesh_text(mesh_sizes(layout.sizes))}  engine {assembly.engine.kind}"
     size = bytes_of(layout.declared, recipe.precision.params) / 2**20
     kept = dtypes_of(layout.declared, recipe.precision.params)
     numbers = f"{layout.values:,} parameters, {size:.1f} MiB in {kept}"
@@ -117,10 +117,10 @@ def _same(plan: JsonObject, assembly: Assembly, devices: Sequence[Device]) -> bo
     here = {
         "devices": len(devices),
         "mesh": mesh_sizes(assembly.layout.sizes),
-        "engine": recipe.engine.kind,
+        "engine": assembly.engine.kind,
         "batch": recipe.batch,
         "accumulate": recipe.accumulate,
-        "compiler_options": recipe.engine.chosen(
+        "compiler_options": assembly.engine.chosen(
             assembly.layout.platform, assembly.layout.chip, experts=assembly.experts
         ),
     }

@@ -92,7 +92,7 @@ def test_keys_of_lists_and_of_names_are_found_as_they_are_typed(typed: str, key:
 def test_sections_list_their_kinds_and_kinds_their_keys() -> None:
     assert sum(line.strip().startswith("cosine ") for line in explained("optimizer.schedule")) == 1
     assert any("match" in line for line in explained("optimizer.groups"))
-    assert '  default  {"kind": "jit"}' in explained("engine")
+    assert '  default  {"kind": "auto"}' in explained("engine")
     assert not any(line.startswith("  default") for line in explained("model.kind"))
     assert any(line.strip().startswith("adamw ") for line in explained("optimizer"))
     assert any(line.strip().startswith("patch ") for line in explained("vit"))

@@ -73,7 +73,7 @@ def test_keys_are_those_of_the_recipe() -> None:
     leaves_by_path = {(key.path, key.kind): key for key in found}
     rate, final = leaves_by_path["optimizer.lr", "adamw"], leaves_by_path["optimizer.schedule.final", "cosine"]
     assert (rate.type.split()[0], rate.default, final.default) == ("number", "", "0.0")
-    assert leaves_by_path["engine", ""].values == ("jit", "shard_map", "pmap")
+    assert leaves_by_path["engine", ""].values == ("auto", "jit", "shard_map", "pmap")
     assert leaves_by_path["optimizer.schedule.warmup", "cosine"].text.startswith("Steps of linear warm-up")
     known = {key.path for key in found}
     assert all(key_of(option) in known | {"--runs-dir", "--devices"} for option in (*OPTIONS, *NAMES))
@@ -88,8 +88,8 @@ def test_completion_knows_recipes_keys_values_runs_and_targets(tmp_path: Path, m
     (tmp_path / "runs" / "abc" / "run.json").write_text("")
     assert completion.recipes("m") == ["mlp-digits", "mlp-mnist", "mine.yaml"]
     assert "optimizer.lr=" in completion.overrides([], "optimizer.l")
-    assert completion.overrides([], "engine=") == ["engine=jit", "engine=shard_map", "engine=pmap"]
-    assert completion.overrides(["run", "x", "engine"], "=") == ["jit", "shard_map", "pmap"]
+    assert completion.overrides([], "engine=") == ["engine=auto", "engine=jit", "engine=shard_map", "engine=pmap"]
+    assert completion.overrides(["run", "x", "engine"], "=") == ["auto", "jit", "shard_map", "pmap"]
     assert completion.overrides(["run", "x", "engine", "="], "s") == ["shard_map"]
     context = typer.Context(get_command(app))
     assert completion.runs(context, "a") == ["abc"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.assembly.assemble import engine_on
 from dtrain.core.slices import Target, target
 from dtrain.models.nn.remat import ON_DEVICE
 from dtrain.parallel.jit import Jit
@@ -117,7 +118,10 @@ def test_five_tries_find_the_best_of_the_space(compiled: Compiled, tmp_path: Pat
 @pytest.mark.parametrize(("on", "auto"), [("v5p-8", "SparseCores"), ("v4-8", "kernels"), ("h100-8", "")])
 def test_a_search_tries_each_program_once(tmp_path: Path, on: str, auto: str) -> None:
     """`auto` is one of the sets of options: that set is not compiled again."""
-    base, hardware = recipe(tmp_path, "llama3.2-1b", 2048, 16), target(on)
+    given, hardware = recipe(tmp_path, "llama3.2-1b", 2048, 16), target(on)
+    by_itself = engine_on(given, hardware.chip, hardware.devices, 1).kind
+    assert by_itself not in {one.text for one in engine_variants(Candidate(given, {}), given, hardware)}
+    base = dataclasses.replace(given, engine=Jit())
     found = list(engine_variants(Candidate(base, {}), base, hardware))
     engines = [base.engine, *(one.recipe.engine for one in found)]
     programs = [(engine.kind, engine.chosen(hardware.platform, hardware.chip)) for engine in engines]

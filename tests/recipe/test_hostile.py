@@ -28,7 +28,7 @@ def refusal(folder: Path, body: str) -> list[str]:
         ("data: {kind: idx, root: ~nosuchuser/x}", "recipe.yaml:1:25  data.root: no home folder for ~nosuchuser"),
         ('data: {kind: idx, root: "a\\0b"}', "recipe.yaml:1:25  data.root: contains a NUL character"),
         ('track: {"\\uD800": 1}', "recipe.yaml:1:8  track: contains a lone surrogate"),
-        ("engine: {kind: {a: b}}", "engine.kind: expected one of jit, shard_map, pmap; found a mapping with a"),
+        ("engine: {kind: {a: b}}", "engine.kind: expected one of auto, jit, shard_map, pmap; found a mapping with a"),
         ("model: {kind: vit, image: [8, 8], classes: 10}", "3 numbers (height, width, channels); found a list of 2"),
         ("data: {kind: images, root: x, size: [3]}", "a list of 2 numbers (height and width to which every image"),
         ("model: {kind: cnn, image: [8, 8, 1], classes: 2, blocks: 999}", "2997 blocks; at most 1000"),

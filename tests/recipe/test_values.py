@@ -44,7 +44,10 @@ def test_one_tracker_stands_for_a_list_of_one(tmp_path: Path) -> None:
         ("launch={kind: ssh, hosts: [-oX]}", "launch.hosts.0: expected a host: a name or an IPv4 address, optionally"),
         ("launch={kind: slurm, partition: 'a b'}", "launch.partition: expected one word: letters, digits and any of"),
         ("launch={kind: local, environment: token}", "launch.environment.0: expected the name of an environment"),
-        ("engine=5", "engine: expected one of jit, shard_map, pmap, or a mapping with one of them as `kind`; found 5"),
+        (
+            "engine=5",
+            "engine: expected one of auto, jit, shard_map, pmap, or a mapping with one of them as `kind`; found 5",
+        ),
     ],
 )
 def test_a_message_states_what_is_expected(tmp_path: Path, override: str, message: str) -> None:

@@ -74,7 +74,7 @@ def test_of_a_list_of_sections_what_changed_is_named(recipe: Any, weight: float)
     ("overrides", "changes", "lines"),
     [
         (["accumulate=2"], {}, ["accumulate: was 1, now 2"]),
-        (["engine=shard_map"], {}, ["engine.kind: was jit, now shard_map"]),
+        (["engine=shard_map"], {}, ["engine.kind: was auto, now shard_map"]),
         (["engine.xla={xla_cpu_x: true}"], {}, ["engine.xla.xla_cpu_x: was not set, now True"]),
         ([], {"mesh": {"data": 4}}, ["mesh data: was not set, now 4"]),
         ([], {"processes": 2}, ["processes: was 1, now 2"]),
