@@ -67,6 +67,9 @@ def _silent(_: str) -> None:
     """No warning."""
 
 
+ENDED = ("tpu7x",)
+"""Chips whose compiler ends the process with any such option, for models with experts under jit (libtpu 0.0.42:
+"async_collective_start_emitter.cc: Check failed: smem_state_shape.dimensions(0) == num_states")."""
 FILES = re.compile(r"_(dir|path|file|directory|from|to)(_|$)")
 """Names of options whose values are paths, some of them of programs that the compiler runs."""
 
@@ -79,7 +82,8 @@ class Compiler:
     """What the compiler runs collectives beside. On TPUs: matrix "products"; "kernels", too, such as attention and the
     products of experts; "sparsecore": collectives also run on the SparseCores, "kernels" where a chip has none; "none";
     "auto": what plans find fastest for the chip, or "none" where the compiler fails with it. Of models with experts,
-    under jit, their kernels are left out, and all-reduces on the SparseCores. On GPUs all but "none" are the same."""
+    under jit, their kernels are left out, and all-reduces on the SparseCores; on TPU7x all of it. On GPUs all but
+    "none" are the same."""
     xla: dict[str, bool | int | str] = field(default_factory=dict)
     """XLA options: {xla_tpu_scoped_vmem_limit_kib: 65536}, also against one that `overlap` sets. Those of other
     hardware are ignored."""
@@ -110,6 +114,7 @@ class Compiler:
         own = {SCHEDULED: self.overlap != "none"} if platform == "gpu" else TPU[self.overlapped(platform, chip)]
         if experts and not self.explicit:  # the compiler ends the process with the first, and fails with the second
             own = {name: value for name, value in own.items() if name not in (WITH_KERNELS, ALL_REDUCE)}
+            own = {} if chip and chip.name in ENDED else own
         given = {**own, **self.xla}
         line = {name: value if isinstance(value, bool) else str(value) for name, value in given.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}

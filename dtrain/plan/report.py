@@ -193,7 +193,11 @@ def lines(plan: Plan, today: date | None = None) -> Iterator[str]:
     yield f"{recipe.name} on {plan.target}: {verdict(plan)}"
     overlap = recipe.engine.overlapped(plan.target.platform, plan.target.chip)
     some = ", in part" if plan.note or len(_options(plan)) < len(_options(plan, experts=False)) else ""
-    engine = recipe.engine.kind + (f" with overlap {overlap}{some}" if overlap != "none" else "")
+    engine = recipe.engine.kind + (
+        f" with overlap {overlap}{some}"
+        if overlap != "none" and _options(plan).keys() - recipe.engine.xla.keys()
+        else ""
+    )
     by = f"mesh {mesh_text(plan.mesh)}, engine {engine}, batch {recipe.batch}"
     parts = f" in {recipe.accumulate} microbatches" if recipe.accumulate > 1 else ""
     count = len(recipe.engine.xla)

@@ -59,6 +59,9 @@ def test_under_jit_kernels_of_experts_are_not_overlapped() -> None:
         "tpu", v5p, experts=True
     )
     assert WITH_KERNELS in ShardMap().chosen("tpu", v5p, experts=True)
+    tpu7x = chip("tpu7x")
+    assert not any(Jit(overlap=way).chosen("tpu", tpu7x, experts=True) for way in ("auto", "products", "sparsecore"))
+    assert Jit().chosen("tpu", tpu7x) and ShardMap().chosen("tpu", tpu7x, experts=True)
 
 
 def test_kernels_of_experts_named_under_jit_are_refused() -> None:
