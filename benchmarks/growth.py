@@ -62,7 +62,7 @@ def cost(overrides: list[str], devices: int) -> tuple[float, float]:
         for _ in range(ROUNDS):
             jax.clear_caches()
             start = time.process_time()
-            made.recipe.engine.compile(made.train(), "cpu")
+            made.engine.compile(made.train(), "cpu")
             compiling.append(time.process_time() - start)
         segment = run_step(made, source.rows(np.arange(8)), STEPS)
     for _ in range(ROUNDS + 1):

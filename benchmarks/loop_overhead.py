@@ -85,7 +85,7 @@ def main() -> None:
     together = several(recipe, source)
     names = ("resident", "twin", "unwatched", "bare", "run", "logged", "run x 32", "logged x 32")
     held = {name: create_state(made.make, made.shapes) for name in names}
-    resident = Put(recipe.engine, made.layout, 128)(source.rows(np.arange(128)))
+    resident = Put(assembly.engine, made.layout, 128)(source.rows(np.arange(128)))
     order = np.random.default_rng(0).permutation(60_000)
 
     with patch("jax.numpy.isfinite", lambda _: jnp.array(True)):
@@ -123,7 +123,7 @@ def main() -> None:
         def whole(name: str, every: int) -> Callable[[], None]:
             log = Log(every, report, session.clock)
             assembly, compiled = together if name.endswith("32") else (made, step)
-            most = assembly.recipe.engine.steps_per_call
+            most = assembly.engine.steps_per_call
             hooks = [
                 partial(start._alive, session),
                 Profiler(place, step.as_text, None, session.clock, print),

@@ -109,7 +109,7 @@ def main() -> None:
         print(text, flush=True)
         if "--engines" in sys.argv and isinstance(made, Plan) and made.timing:
             other = next(outcomes([PlanJob(decoder(*recipe, (*case.ours, case.other)), on)], 1))[1]
-            kinds = f"{'':<15} {made.recipe.engine.kind} {1e3 * made.timing.seconds:.0f} ms"
+            kinds = f"{'':<15} {made.engine.kind} {1e3 * made.timing.seconds:.0f} ms"
             if isinstance(other, Plan) and other.timing:
                 ratio = other.timing.seconds / made.timing.seconds
                 against = f"{other.recipe.engine.kind} {1e3 * other.timing.seconds:.0f} ms, {ratio:.2f}x"

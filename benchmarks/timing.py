@@ -23,7 +23,7 @@ def run_step(made: "Assembly", rows: "dict[str, np.ndarray]", times: int) -> Cal
     from dtrain.parallel.engine import Put
 
     step = made.train().lower().compile()
-    batch = Put(made.recipe.engine, made.layout, made.recipe.batch)(rows)
+    batch = Put(made.engine, made.layout, made.recipe.batch)(rows)
     state = [create_state(made.make, made.shapes)]
 
     def segment() -> None:

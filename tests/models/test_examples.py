@@ -67,12 +67,12 @@ def three_steps(recipe: Any, devices: int) -> tuple[list[float], Any, Any]:
     """As `trained`, of a recipe."""
     source = recipe.data.open("train")
     assembly = assemble(recipe, jax.devices()[:devices], source.example, 10)
-    put = Put(recipe.engine, assembly.layout, recipe.batch)
+    put = Put(assembly.engine, assembly.layout, recipe.batch)
     batches = TrainBatches(
         source, Order(len(source), 0, None), recipe.batch, local=put.held, start=0, steps=3, keyed=True
     )
     state = create_state(assembly.make, assembly.shapes)
-    step, losses, gradients = recipe.engine.compile(assembly.train(), "cpu"), [], None
+    step, losses, gradients = assembly.engine.compile(assembly.train(), "cpu"), [], None
     for number in range(3):
         state, metrics = step(state, put(batches[number]))
         losses.append(float(jax.block_until_ready(metrics)["loss"]))
@@ -206,8 +206,8 @@ def evaluated(name: str, *overrides: str, devices: int = 8) -> tuple[float, np.n
     assembly = assemble(recipe, jax.devices()[:devices], source.example, 10)
     state = create_state(assembly.make, assembly.shapes)
     state = dataclasses.replace(state, step=state.step + 5)
-    measure = recipe.engine.compile(assembly.evaluate(), "cpu")
-    predict = recipe.engine.compile(assembly.predict(state, source.example), "cpu")
+    measure = assembly.engine.compile(assembly.evaluate(), "cpu")
+    predict = assembly.engine.compile(assembly.predict(state, source.example), "cpu")
     sums, outputs = [], []
     for batch in eval_batches(assembly, source, None):
         sums.append(jax.block_until_ready(jax.device_get(measure(state, batch))))

@@ -101,7 +101,7 @@ def trained(name: str, *overrides: str, devices: int = 8) -> tuple[list[float], 
     """The losses of two steps from disturbed parameters, and the momentum after the first: its gradients."""
     recipe = recipe_of(name, *overrides)
     assembly, source = assembled(recipe, devices), recipe.data.open("train")
-    put = Put(recipe.engine, assembly.layout, recipe.batch)
+    put = Put(assembly.engine, assembly.layout, recipe.batch)
     batches = TrainBatches(
         source,
         Order(len(source), 0, None),
@@ -117,7 +117,7 @@ def trained(name: str, *overrides: str, devices: int = 8) -> tuple[list[float], 
     given = {path: jax.device_put(value, shardings[path].sharding) for path, value in leaves_by_path.items()}
     state = create_state(assembly.make, assembly.shapes, given)
     frozen = jax.device_get(state.params["base"])
-    step, losses, gradients = recipe.engine.compile(assembly.train(), "cpu"), [], None
+    step, losses, gradients = assembly.engine.compile(assembly.train(), "cpu"), [], None
     for number in range(2):
         state, metrics = step(state, put(batches[number]))
         losses.append(float(jax.block_until_ready(metrics)["loss"]))

@@ -140,10 +140,10 @@ def trained(model: str, width: Width, *overrides: str, devices: int = 8, narrow:
     )
     by_path = dict(zip(*map(jax.tree.leaves, (paths(given), given)), strict=True))
     state = create_state(assembly.make, assembly.shapes, by_path)
-    put = Put(recipe.engine, assembly.layout, recipe.batch)
+    put = Put(assembly.engine, assembly.layout, recipe.batch)
     order = Order(len(source), 0, None)
     batches = TrainBatches(source, order, recipe.batch, local=put.held, start=0, steps=2, keyed=False)
-    step, losses, gradients = recipe.engine.compile(assembly.train(), "cpu"), list[float](), None
+    step, losses, gradients = assembly.engine.compile(assembly.train(), "cpu"), list[float](), None
     for number in range(2):
         state, metrics = step(state, put(batches[number]))
         losses.append(float(jax.block_until_ready(metrics)["loss"]))
@@ -198,7 +198,8 @@ def test_between_the_passes_no_device_keeps_gathered_matrices_of_all_layers(widt
 def test_codes_travel_between_devices_not_their_values(engine: str) -> None:
     lora = "lora={rank: 2, targets: ['blocks.*.weight'], dtype: nf4}"
     recipe = recipe_of(DECODER, lora, f"engine={engine}", "mesh={fsdp: 8}", "precision.compute=bfloat16")
-    hlo = recipe.engine.compile(assembled(recipe, 8).train(), "cpu").as_text()
+    on = assembled(recipe, 8)
+    hlo = on.engine.compile(on.train(), "cpu").as_text()
     gathers = re.findall(r"= (\w+)\[([\d,]+)\]\S* all-gather\(", hlo)
     sizes = [(dtype, math.prod(map(int, shape.split(",")))) for dtype, shape in gathers]
     of_codes = [size for dtype, size in sizes if dtype == "u8"]

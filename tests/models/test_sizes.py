@@ -240,10 +240,10 @@ def trained(path: Path, devices: int, *overrides: str) -> tuple[list[float], Any
     recipe = load(path, overrides)
     source = recipe.data.open("train")
     assembly = assemble(recipe, jax.devices()[:devices], source.example, 10)
-    put = Put(assembly.recipe.engine, assembly.layout, recipe.batch)
+    put = Put(assembly.engine, assembly.layout, recipe.batch)
     batches = host_batches(assembly, source, put.held, 0, 3)
     state = create_state(assembly.make, assembly.shapes)
-    step, losses = assembly.recipe.engine.compile(assembly.train(), "cpu"), []
+    step, losses = assembly.engine.compile(assembly.train(), "cpu"), []
     for number in range(3):
         state, metrics = step(state, put(batches[number]))
         losses.append(float(jax.block_until_ready(metrics)["loss"]))

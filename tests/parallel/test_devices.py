@@ -44,7 +44,7 @@ def test_every_collective_of_a_step_has_a_channel_of_its_own() -> None:
     recipe = load("decoder-tiny", [*SMALL, "optimizer.schedule=constant", MESH, "engine=shard_map"])
     example = recipe.data.open("train").example
     assembly = assemble(recipe, jax.devices(), example, 12)
-    text = recipe.engine.compile(assembly.train(), "cpu").as_text()
+    text = assembly.engine.compile(assembly.train(), "cpu").as_text()
     assert text
     channels = re.findall(r"channel_id=(\d+)", text)
     assert len(channels) > 20

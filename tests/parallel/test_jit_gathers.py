@@ -58,7 +58,7 @@ def program_of(target: str | None, name: str = "plain_jax") -> str:
     own = [f"model.target={target}"] if target else []
     recipe = load(EXAMPLES / f"{name}.yaml", [*SETTINGS, "batch=256", *own, "engine=jit", "mesh={data: 2, fsdp: 4}"])
     assembly = assemble(recipe, jax.devices(), recipe.data.open("train").example, 10)
-    return recipe.engine.compile(assembly.train(), "cpu").as_text()
+    return assembly.engine.compile(assembly.train(), "cpu").as_text()
 
 
 def test_small_parameters_are_gathered_not_the_examples() -> None:

@@ -185,7 +185,7 @@ def test_a_plan_is_the_run_that_it_plans(engine: str) -> None:
     found = plan(wanted, target("cpu-8"))
     source = wanted.data.open("train")
     made = assemble(wanted, jax.devices(), source.example, wanted.total_steps(len(source)))
-    step = made.recipe.engine.compile(made.train(), "cpu")
+    step = made.engine.compile(made.train(), "cpu")
     state = create_state(made.make, made.shapes)
     held = lambda tree: sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
     assert found.memory.classes["parameters"] >= held(state.params)
@@ -194,7 +194,7 @@ def test_a_plan_is_the_run_that_it_plans(engine: str) -> None:
     arena = stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
     assert found.memory.arena == arena - stats.alias_size_in_bytes
     rows = source.rows(np.arange(wanted.batch))
-    batch = Put(wanted.engine, made.layout, wanted.batch)(rows)
+    batch = Put(made.engine, made.layout, wanted.batch)(rows)
     assert stats.argument_size_in_bytes == held(state.params) + held(state.optimizer) + held(batch) + 4
     ahead = quick(wanted, target("cpu-8")).memory.classes
     assert (ahead["parameters"], ahead["optimizer"]) == (held(state.params), held(state.optimizer))
