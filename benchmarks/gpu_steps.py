@@ -182,7 +182,7 @@ def step(name: str, tiny: bool, say: Say) -> None:
     state = [jax.block_until_ready(create_state(made.make, made.shapes))]
     before = peak()
     drawn = np.random.default_rng(0).integers(0, recipe.model.vocab, (rows, length + 1)).astype(np.int32)
-    batch = Put(assembly.engine, made.layout, recipe.batch)({"token": drawn[:, :-1], "target": drawn[:, 1:]})
+    batch = Put(made.engine, made.layout, recipe.batch)({"token": drawn[:, :-1], "target": drawn[:, 1:]})
     losses = []
 
     def steps(count: int) -> None:

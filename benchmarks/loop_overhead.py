@@ -85,7 +85,7 @@ def main() -> None:
     together = several(recipe, source)
     names = ("resident", "twin", "unwatched", "bare", "run", "logged", "run x 32", "logged x 32")
     held = {name: create_state(made.make, made.shapes) for name in names}
-    resident = Put(assembly.engine, made.layout, 128)(source.rows(np.arange(128)))
+    resident = Put(made.engine, made.layout, 128)(source.rows(np.arange(128)))
     order = np.random.default_rng(0).permutation(60_000)
 
     with patch("jax.numpy.isfinite", lambda _: jnp.array(True)):

@@ -141,7 +141,8 @@ def _texts_of(source: Source, index: int, row: Batch, tokenizer: Tokenizer | Non
         document, names = np.asarray(row.get(DOCUMENT, np.zeros_like(row[TOKEN]))), source.names_of(DOCUMENT)
         for number, name in enumerate(names or [""]):
             inside = document == number if names else np.ones_like(document, bool)
-            if inside.any():
+            # empty slots have the number after the row's last document, and nothing to learn
+            if inside.any() and not (names and (np.asarray(row[TARGET])[inside] < 0).all()):
                 yield name, _text(row, inside, tokenizer)
     for name, values in row.items():
         if (written := source.text_of(name, np.asarray(values))) is not None:

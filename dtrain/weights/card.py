@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from dtrain import __version__
+from dtrain.core.errors import DtrainError
 from dtrain.core.files import overwrite, read_object
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
@@ -32,9 +33,12 @@ def _about(source: Path) -> JsonObject:
 
 
 def base_kind(run_dir: Folder) -> str:
-    """The `model_type` of the published weights that a run began with; empty if that is not known."""
-    recipe = yaml.safe_load(run_dir.recipe.read_text(encoding="utf-8"))
-    return str(_base(recipe, run_dir).get("model_type") or "")
+    """The `model_type` of the published weights that a run began with; empty if that is not known or readable."""
+    try:
+        recipe = yaml.safe_load(run_dir.recipe.read_text(encoding="utf-8"))
+        return str(_base(recipe, run_dir).get("model_type") or "")
+    except (OSError, ValueError, AttributeError, yaml.YAMLError, DtrainError):
+        return ""
 
 
 def _license(card: Path) -> str:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dtrain.core.run_dir import Folder
+from dtrain.inference.seen import seen
 from tests.conftest import Dtrain
 
 REST = "optimizer: {kind: adamw, lr: 1e-3}\nbatch: 2\nsteps: 2\n"
@@ -75,6 +77,12 @@ def test_answers_are_shown_with_their_judgement(
     dtrain("run", "r.yaml")
     last = {"feedback": ", with another answer: ", "preference": "rejected: "}[kind]
     assert [last in line for line in dtrain("data", "seen", "r", "--at", "1").stdout.splitlines()] == [True, True]
+    seen_run, _ = seen(Folder(tmp_path / "runs" / "r"))
+    for row in range(len(seen_run.source)):  # a tokenizer may have a text for the number of empty slots
+        names = [
+            name for name in seen_run.source.names_of("document") if f"{name}: " in f", {seen_run.text(row, None)}"
+        ]
+        assert len([name for name in names if ", " not in name]) == {"feedback": 1, "preference": 2}[kind], row
     for name in (" is ", last.strip(" ,:")):  # names of documents are not searched
         found = dtrain("data", "seen", "r", "--text", name, "--json").stdout
         assert bool(json.loads(found)) == (name == " is ")

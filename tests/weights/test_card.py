@@ -78,6 +78,10 @@ def test_what_is_not_known_is_said_and_a_card_of_the_user_stays(tmp_path: Path) 
 def test_the_type_of_the_base_is_found_in_a_run_or_in_the_weights_that_it_names(tmp_path: Path) -> None:
     tuned = runs(tmp_path)
     assert base_kind(tuned) == ""  # imported without a config.json
+    for damaged in ('{"name": ', "[]"):
+        (tuned.path / "base.json").write_text(damaged)
+        assert base_kind(tuned) == ""
+    (tuned.path / "base.json").unlink()
     (tmp_path / "Published-7B" / "config.json").write_text('{"model_type": "phi3"}')
     record_base(tmp_path / "runs" / "base", tmp_path / "Published-7B")
     assert base_kind(tuned) == "phi3"
