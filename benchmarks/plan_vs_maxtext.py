@@ -112,7 +112,7 @@ def main() -> None:
             kinds = f"{'':<15} {made.engine.kind} {1e3 * made.timing.seconds:.0f} ms"
             if isinstance(other, Plan) and other.timing:
                 ratio = other.timing.seconds / made.timing.seconds
-                against = f"{other.recipe.engine.kind} {1e3 * other.timing.seconds:.0f} ms, {ratio:.2f}x"
+                against = f"{other.engine.kind} {1e3 * other.timing.seconds:.0f} ms, {ratio:.2f}x"
             else:
                 against = f"the other engine: {'does not fit' if isinstance(other, Plan) else other.message}"
             print(f"{kinds}, {against}", flush=True)

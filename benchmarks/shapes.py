@@ -1,4 +1,4 @@
-"""Recipes of decoders for benchmarks of plans: bfloat16 compute, AdamW in float32, fsdp on all devices."""
+"""Recipes of decoders for benchmarks of plans: bfloat16 compute, AdamW in float32, fsdp on all devices, engine jit."""
 
 import os
 import tempfile
@@ -18,6 +18,7 @@ precision: {{compute: bfloat16, reduce: compute, loss: bfloat16}}
 batch: {batch}
 steps: 1000
 mesh: {{data: 1, fsdp: -1}}
+engine: jit
 """
 
 

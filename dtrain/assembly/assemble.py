@@ -211,7 +211,10 @@ def engine_on(recipe: Recipe, chip: Chip | None, devices: int, slices: int) -> E
     on one slice."""
     layout = Layout(recipe.mesh.sizes(devices), recipe.mesh.table(), {})
     compared = recipe.model.generates and not recipe.model.user_code and slices == 1
-    return recipe.engine.on(layout, chip, devices, compared=compared)
+    engine: Engine = recipe.engine.on(layout, chip, devices, compared=compared)
+    for key, problem, hint in engine.problems(recipe) if chip and chip.platform == "tpu" else ():  # of what auto is
+        raise RecipeError(f"{key}: {problem}", hint, key)
+    return engine
 
 
 def _layout(recipe: Recipe, engine: Engine, model: Any, devices: Sequence[Device], example: Example) -> Layout:

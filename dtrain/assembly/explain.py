@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import jax
 
-from dtrain.assembly.assemble import prepared
+from dtrain.assembly.assemble import engine_on, prepared
 from dtrain.assembly.frozen import frozen_models
+from dtrain.core.slices import Target
 from dtrain.core.types import JsonObject
 from dtrain.models.nn.param import Param, paths
 from dtrain.parallel.mesh import mesh_sizes, mesh_text
@@ -41,6 +42,8 @@ class Explanation:
     """The placement of all parameters of a recipe on a mesh."""
 
     recipe: Recipe
+    engine: str
+    """Its kind; auto if the hardware is not known."""
     layout: Layout
     devices: int
     parameters: tuple[Placed, ...]
@@ -49,7 +52,7 @@ class Explanation:
         """The explanation as lines of text."""
         recipe, total = self.recipe, sum(part.bytes_per_device for part in self.parameters)
         yield f"{recipe.name}: {recipe.model.kind} of {self.layout.values:,} parameters"
-        yield f"mesh {mesh_text(mesh_sizes(self.layout.sizes))} on {self.devices} devices, engine {recipe.engine.kind}"
+        yield f"mesh {mesh_text(mesh_sizes(self.layout.sizes))} on {self.devices} devices, engine {self.engine}"
         width = max(len(part.name) for part in self.parameters)
         yield from (part.text(width) for part in self.parameters)
         kept = dtypes_of(self.layout.declared, recipe.precision.params)
@@ -65,13 +68,14 @@ class Explanation:
             "name": self.recipe.name,
             "devices": self.devices,
             "mesh": mesh_sizes(self.layout.sizes),
-            "engine": self.recipe.engine.kind,
+            "engine": self.engine,
             "parameters": [vars(part) for part in self.parameters],
         }
 
 
-def explain(recipe: Recipe, devices: int) -> Explanation:
-    """Place each parameter on that many devices. Raises RecipeError if one cannot be placed."""
+def explain(recipe: Recipe, devices: int, on: Target | None = None) -> Explanation:
+    """Place each parameter on that many devices, of a target if one is named. Raises RecipeError if one cannot be
+    placed."""
     example, recipe = None, with_sizes(recipe)
     if recipe.model.user_code:
         example = recipe.data.example() or recipe.data.open("train").example
@@ -82,7 +86,10 @@ def explain(recipe: Recipe, devices: int) -> Explanation:
     layout.check()
     dtype = recipe.precision.params
     leaves = zip(jax.tree.leaves(paths(layout.declared)), jax.tree.leaves(layout.declared), strict=True)
-    return Explanation(recipe, layout, devices, tuple(_placed(layout, name, p, dtype, devices) for name, p in leaves))
+    engine = engine_on(recipe, on.chip, on.devices, on.slices) if on else recipe.engine
+    return Explanation(
+        recipe, engine.kind, layout, devices, tuple(_placed(layout, name, p, dtype, devices) for name, p in leaves)
+    )
 
 
 def _placed(layout: Layout, name: str, param: Param, dtype: str, devices: int) -> Placed:

@@ -44,10 +44,11 @@ def explain(
         from dtrain.core.slices import target
         from dtrain.recipe.load import load
 
-        count = target(on).devices if on else devices
+        where = target(on) if on else None
+        count = where.devices if where else devices
         loaded = load(find(recipe), overrides or [], count)
         refuse_code(loaded.user_code, run_code)
-        explanation = explained(loaded, count or loaded.mesh.least)
+        explanation = explained(loaded, count or loaded.mesh.least, where)
         if as_json:
             import json
 

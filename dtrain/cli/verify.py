@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from dtrain.runtime.verify import Certificate
 
 EXAMPLE = "Example: dtrain verify mlp-digits steps=200 --kills 3 --devices 4"
-ENGINES = ("shard_map", "jit")
-"""The first that the recipe does not name is compared: `auto` is jit on CPUs."""
+ENGINES = ("jit", "shard_map")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -82,8 +81,10 @@ def _here(
     run_dir = (["--devices", str(devices)] if devices else []) + (
         ["--processes", str(processes)] if processes > 1 else []
     )
-    other = next(engine for engine in ENGINES if engine != loaded.engine.kind)
-    compared = {f"engine {other}": [*run_dir, f"engine={other}"]}
+    choices = [one.kind for one in loaded.engine.choices]
+    own = choices[:1] if run_dir else choices  # simulated devices are CPUs, on which `auto` is the first
+    different = [engine for engine in ENGINES if [engine] != own][: len(choices)]
+    compared = {f"engine {other}": [*run_dir, f"engine={other}"] for other in different}
     if devices and devices > 1:
         compared["in one process" if processes > 1 else "in two processes"] = [
             "--devices", str(devices), *([] if processes > 1 else ["--processes", "2"]),

@@ -1,11 +1,9 @@
 """The engine `auto`: `jit`, or `shard_map` where plans of programs that were compiled for the chip find it faster."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from dtrain.core.chips import Chip
-from dtrain.core.errors import Problem
 from dtrain.parallel.engine import Compiler
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import DATA, FSDP
@@ -38,9 +36,6 @@ class Auto(Compiler):
 
     def refusal(self, layout: Layout) -> str:
         return self.choices[0].refusal(layout)
-
-    def problems(self, recipe: Any) -> Iterator[Problem]:
-        return self.choices[0].problems(recipe)
 
     def overlapped(self, platform: str, chip: Chip | None) -> Any:
         raise TypeError("auto is another engine on each chip: ask the one of `on`")

@@ -67,9 +67,6 @@ def _silent(_: str) -> None:
     """No warning."""
 
 
-ENDED = ("tpu7x",)
-"""Chips whose compiler ends the process with any such option, for models with experts under jit (libtpu 0.0.42:
-"async_collective_start_emitter.cc: Check failed: smem_state_shape.dimensions(0) == num_states")."""
 FILES = re.compile(r"_(dir|path|file|directory|from|to)(_|$)")
 """Names of options whose values are paths, some of them of programs that the compiler runs."""
 
@@ -81,9 +78,9 @@ class Compiler:
     overlap: Overlap = "auto"
     """What the compiler runs collectives beside. On TPUs: matrix "products"; "kernels", too, such as attention and the
     products of experts; "sparsecore": collectives also run on the SparseCores, "kernels" where a chip has none; "none";
-    "auto": what plans find fastest for the chip, or "none" where the compiler fails with it. Of models with experts,
-    under jit, their kernels are left out, and all-reduces on the SparseCores; on TPU7x all of it. On GPUs all but
-    "none" are the same."""
+    "auto": what plans find fastest for the chip, or "none" where the compiler fails with it. Under jit, what ends
+    the compiler's process is left out: kernels on v4 and v5p; of models with experts kernels and all-reduces on the
+    SparseCores, on TPU7x all of it. On GPUs all but "none" are the same."""
     xla: dict[str, bool | int | str] = field(default_factory=dict)
     """XLA options: {xla_tpu_scoped_vmem_limit_kib: 65536}, also against one that `overlap` sets. Those of other
     hardware are ignored."""
@@ -101,6 +98,11 @@ class Compiler:
         del chip
         return "none"
 
+    def left_out(self, chip: Chip | None, *, experts: bool) -> frozenset[str]:
+        """Options of `overlap` with which the chip's compiler ends the process, or fails."""
+        del chip, experts
+        return frozenset()
+
     def overlapped(self, platform: str, chip: Chip | None) -> Overlap:
         """What `overlap` is on this hardware."""
         automatic = self.automatic(chip) if chip else "none"
@@ -112,10 +114,14 @@ class Compiler:
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
         foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
         own = {SCHEDULED: self.overlap != "none"} if platform == "gpu" else TPU[self.overlapped(platform, chip)]
-        if experts and not self.explicit:  # the compiler ends the process with the first, and fails with the second
-            own = {name: value for name, value in own.items() if name not in (WITH_KERNELS, ALL_REDUCE)}
-            own = {} if chip and chip.name in ENDED else own
-        given = {**own, **self.xla}
+        left_out = self.left_out(chip, experts=experts)
+        kept = {name: value for name, value in own.items() if name not in left_out}
+        ends = (own and not kept) or (self.overlap == "kernels" and WITH_KERNELS in left_out)
+        if ends and self.overlap != "auto" and platform == "tpu":
+            of = " of models with experts" if experts else ""
+            where = f"{chip.name if chip else 'TPUs'} ends the process with it under this engine"
+            raise RecipeError(f"engine.overlap: the compiler{of} for {where}", "use auto, or engine: shard_map")
+        given = {**kept, **self.xla}
         line = {name: value if isinstance(value, bool) else str(value) for name, value in given.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}
 

@@ -26,7 +26,7 @@ from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import varied
-from dtrain.parallel.compiler_options import Overlap
+from dtrain.parallel.compiler_options import ALL_REDUCE, SPARSECORE, WITH_KERNELS, Overlap
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
 from dtrain.parallel.gather import (
     gathered_in,
@@ -43,6 +43,9 @@ from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import FSDP_AXES, PIPELINE, RULES, SEQUENCE, TENSOR
 from dtrain.parallel.rules import Layout, zigzag_positions
 
+MEGACORE = ("v4", "v5p")
+"""Chips whose two cores are one device."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Jit(Compiler):
@@ -56,6 +59,15 @@ class Jit(Compiler):
 
     def automatic(self, chip: Chip) -> Overlap:
         return "sparsecore" if chip.sparse_offload else "none"
+
+    def left_out(self, chip: Chip | None, *, experts: bool) -> frozenset[str]:
+        """libtpu 0.0.42 ends the process with kernels beside collectives ("BarrierMegacore in primary or secondary
+        region") on chips whose two cores are one device, and with any of the options for experts on TPU7x
+        ("async_collective_start_emitter: smem_state_shape.dimensions(0) == num_states"); all-reduces of experts do not
+        compile for the SparseCores."""
+        if experts:
+            return frozenset(SPARSECORE if chip and chip.name == "tpu7x" else (WITH_KERNELS, ALL_REDUCE))
+        return frozenset([WITH_KERNELS] if chip and chip.name in MEGACORE else [])
 
     def refusal(self, layout: Layout) -> str:
         """`shard_map` regions split over `tensor` only the dims of the default rules."""

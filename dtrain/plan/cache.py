@@ -12,7 +12,7 @@ from dtrain.core.slices import Target
 from dtrain.core.types import JsonObject
 from dtrain.plan.memory import Buffer, Memory
 from dtrain.plan.money import Money
-from dtrain.plan.plan import Plan, Timing, compilers, with_engine
+from dtrain.plan.plan import Plan, Timing, compilers
 from dtrain.plan.replay import CollectiveCost, StepCost
 from dtrain.plan.workers import Outcome, PlanJob, outcomes
 from dtrain.recipe.load import plain
@@ -42,6 +42,7 @@ def cached_outcomes(
 def _written(plan: Plan) -> dict[str, object]:
     """The plan as JSON values, without recipe and target: both are part of the key."""
     result = {name: getattr(plan, name) for name in ("tier", "mesh", "parameters", "took", "steps", "checkpoint")}
+    result["engine"] = plan.engine.kind
     result["memory"], result["money"] = asdict(plan.memory), asdict(plan.money) if plan.money else None
     if plan.timing:
         tally = plan.timing.tally
@@ -60,15 +61,25 @@ def _read(recipe: Recipe, on: Target, entry: JsonObject) -> Plan:
         collective = {(kind, tuple(axes)): CollectiveCost(**values) for kind, axes, values in tally["collectives"]}
         lines = {(part, line): seconds for part, line, seconds in tally["lines"]}
         timing = Timing(**timing | {"tally": StepCost(**tally | {"collectives": collective, "lines": lines})})
+    kind = entry.pop("engine")
+    engine = next((one for one in recipe.engine.choices if one.kind == kind), None)
+    if engine is None:
+        raise ValueError(f"a plan with another engine: {kind}")
     return Plan(
-        recipe=recipe, target=on, memory=memory, timing=timing, money=Money(**money) if money else None, **entry
+        engine=engine,
+        recipe=recipe,
+        target=on,
+        memory=memory,
+        timing=timing,
+        money=Money(**money) if money else None,
+        **entry,
     )
 
 
 def _load(path: Path, recipe: Recipe, on: Target) -> Plan | None:
     """The cached plan; None if there is none that can be read."""
     try:
-        return _read(with_engine(recipe, on), on, json.loads(path.read_text()))
+        return _read(recipe, on, json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # damaged, or of another version
         return None
 

@@ -4,7 +4,8 @@ import importlib.metadata
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,7 +31,7 @@ from dtrain.plan.program import read
 from dtrain.plan.replay import Replay, StepCost
 from dtrain.plan.target import assume_cudnn, places, stand_ins
 from dtrain.recipe.load import refuse_conflicts
-from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.recipe import Engine, Recipe
 
 Tier = Literal["compiled", "quick", "state"]
 """`state`: neither compiled nor traced, since the state alone does not fit."""
@@ -88,6 +89,8 @@ class Plan:
 
     recipe: Recipe
     target: Target
+    engine: Engine
+    """The recipe's; what `auto` is on the target."""
     tier: Tier
     mesh: dict[str, int]
     parameters: int
@@ -135,7 +138,6 @@ def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     """Compiled tier. Raises RecipeError if the recipe cannot run on the target; too little memory is a plan as well."""
     start = time.perf_counter()
     refuse_conflicts(recipe)
-    recipe = with_engine(recipe, on)
     assembly = _assembled(recipe, target.devices(on), on)
     if too_large := _state_too_large(assembly, on, start):
         return too_large
@@ -153,19 +155,21 @@ def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
 def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     """Quick tier: trace the step for stand-in devices and compute its cost by arithmetic."""
     start = time.perf_counter()
-    traced = recipe = with_engine(recipe, on)
-    if not recipe.engine.explicit:  # its collectives are not in the jaxpr, so trace the step under shard_map
+    traced = recipe
+    with _errors_of(on):
+        engine = engine_on(recipe, on.chip, on.devices, on.slices)
+    if not engine.explicit:  # its collectives are not in the jaxpr, so trace the step under shard_map
         layout = Layout(recipe.mesh.sizes(on.devices), recipe.mesh.table(), {})
         mesh = _OneAxis(**vars(recipe.mesh))
         traced = recipe if ShardMap().refusal(layout) else replace(recipe, engine=ShardMap(), mesh=mesh)
     placed_by_compiler = traced is not recipe
     assembly = _assembled(traced, stand_ins(on), on)
     recipe = replace(recipe, model=assembly.recipe.model)
-    if too_large := _state_too_large(replace(assembly, recipe=recipe), on, start):
+    if too_large := _state_too_large(replace(assembly, recipe=recipe, engine=engine), on, start):
         return too_large
     network = _network(assembly.layout, on)
     experts = recipe.model.structure.mixture is not None
-    hides = overlap(recipe.engine, placed_by_compiler, on.chip, on.devices, experts=experts) if on.chip else ALL
+    hides = overlap(engine, placed_by_compiler, on.chip, on.devices, experts=experts) if on.chip else ALL
     traced_cost = step_cost(assembly.train(), network, on.devices, _filled(assembly), hides)
     state_bytes = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.shapes))
     inputs = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.batch))
@@ -183,7 +187,7 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
         updating = Efficiency(on.chip).moving(2.0 * state_bytes)  # the optimizer reads and writes the state once
         tally.parts["memory"] += updating
         tally.seconds += updating
-    assembly = replace(assembly, recipe=recipe)
+    assembly = replace(assembly, recipe=recipe, engine=engine)
     return _plan(assembly, on, "quick", memory_use, tally, price, time.perf_counter() - start)
 
 
@@ -197,16 +201,19 @@ def _state_too_large(assembly: Assembly, on: Target, start: float) -> Plan | Non
 
 def program(recipe: Recipe, on: Target, *, compiled: bool) -> str:
     """Text of the training step: its jaxpr, or with `compiled` the target's HLO."""
-    recipe = with_engine(recipe, on)
     traced_step = _assembled(recipe, target.devices(on) if compiled else stand_ins(on), on)
     if not compiled:
         return f"{traced_step.train().jaxpr}\n"
     return compile_step(traced_step).text
 
 
-def with_engine(recipe: Recipe, on: Target) -> Recipe:
-    """The recipe with the engine that `auto` is there."""
-    return replace(recipe, engine=engine_on(recipe, on.chip, on.devices, on.slices))
+@contextmanager
+def _errors_of(on: Target) -> Iterator[None]:
+    """Say of each problem of a recipe on which target it is one."""
+    try:
+        yield
+    except RecipeError as error:
+        raise RecipeError([f"on {on.name}: {problem}" for problem in error.problems], error.hint) from error
 
 
 class _OneAxis(Mesh):
@@ -220,12 +227,10 @@ def _assembled(recipe: Recipe, devices: list[object], on: Target) -> Assembly:
     if on.chip and on.chip.platform == "gpu":
         assume_cudnn(on.chip)
     example, examples = _example(recipe)
-    try:
+    with _errors_of(on):
         steps = recipe.total_steps(examples)
         assembly = assemble(one_step_per_call(recipe), devices, example, steps, frozen_models(recipe))
         return replace(assembly, recipe=replace(assembly.recipe, engine=recipe.engine))
-    except RecipeError as error:
-        raise RecipeError([f"on {on.name}: {problem}" for problem in error.problems], error.hint) from error
 
 
 def _example(recipe: Recipe) -> tuple[Example, int]:
@@ -267,7 +272,9 @@ def _plan(
         )
     sizes = mesh_sizes(layout.sizes)
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved(assembly.shapes, layout.declared)))
-    made = Plan(recipe, on, tier, sizes, layout.values, memory_use, timing, None, took, assembly.steps, kept)
+    made = Plan(
+        recipe, on, assembly.engine, tier, sizes, layout.values, memory_use, timing, None, took, assembly.steps, kept
+    )
     if timing is None or not made.may_fit:
         return made
     return replace(made, money=cost(on, timing.seconds, timing.tokens, recipe.batch, assembly.steps, price))

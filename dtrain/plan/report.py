@@ -111,7 +111,7 @@ def values(plan: Plan) -> JsonObject:
         "device_kinds": list(plan.target.chip.kinds) if plan.target.chip else ["cpu"],
         "tier": plan.tier,
         "mesh": plan.mesh,
-        "engine": plan.recipe.engine.kind,
+        "engine": plan.engine.kind,
         "batch": plan.recipe.batch,
         "accumulate": plan.recipe.accumulate,
         "compiler_options": _options(plan),
@@ -183,17 +183,17 @@ TIERS = {
 def _options(plan: Plan, *, experts: bool | None = None) -> dict[str, bool | str]:
     """The options that the engine asks of the compiler, for a model with experts or without; default: the plan's."""
     own = plan.recipe.model.structure.mixture is not None
-    engine, on = plan.recipe.engine, plan.target
-    return engine.chosen(on.platform, on.chip, experts=own if experts is None else experts)
+    on = plan.target
+    return plan.engine.chosen(on.platform, on.chip, experts=own if experts is None else experts)
 
 
 def lines(plan: Plan, today: date | None = None) -> Iterator[str]:
     """Lines of the report of one plan. `today` decides whether its prices are old."""
     recipe = plan.recipe
     yield f"{recipe.name} on {plan.target}: {verdict(plan)}"
-    overlap = recipe.engine.overlapped(plan.target.platform, plan.target.chip)
+    overlap = plan.engine.overlapped(plan.target.platform, plan.target.chip)
     some = ", in part" if plan.note or len(_options(plan)) < len(_options(plan, experts=False)) else ""
-    engine = recipe.engine.kind + (
+    engine = plan.engine.kind + (
         f" with overlap {overlap}{some}"
         if overlap != "none" and _options(plan).keys() - recipe.engine.xla.keys()
         else ""

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from dtrain.assembly.assemble import engine_on
+from dtrain.core.errors import RecipeError
 from dtrain.core.slices import Target
 from dtrain.parallel.compiler_options import Options
 from dtrain.parallel.jit import Jit
@@ -38,6 +39,7 @@ WAYS: tuple[tuple[str, Jit | ShardMap], ...] = (
 """Engines and compiler options to try, in order: name, engine."""
 
 MICROBATCHES = (1, 2, 4)
+Program = tuple[str, Options]
 
 
 @dataclass(frozen=True)
@@ -118,14 +120,14 @@ def engine_variants(candidate: Candidate, base: Recipe, on: Target) -> Iterator[
     only there."""
     recipe = candidate.recipe
     experts = recipe.model.structure.mixture is not None
-    tried = [_program(engine_on(recipe, on.chip, on.devices, on.slices), on, experts)]
+    tried: list[Program | None] = [_program(engine_on(recipe, on.chip, on.devices, on.slices), on, experts)]
     for _, way in WAYS:
         engine = dataclasses.replace(
             way, xla={**recipe.engine.xla, **way.xla}, steps_per_call=recipe.engine.steps_per_call
         )
         changed, program = dataclasses.replace(recipe, engine=engine), _program(engine, on, experts)
         named = bool(way.xla) or way.overlap != "auto"
-        absent = way.overlap == "sparsecore" != way.overlapped(on.platform, on.chip)
+        absent = program is None or way.overlap == "sparsecore" != way.overlapped(on.platform, on.chip)
         if absent or (named and on.platform != "tpu") or program in tried or problems_of(changed, None):
             continue
         tried.append(program)
@@ -135,6 +137,9 @@ def engine_variants(candidate: Candidate, base: Recipe, on: Target) -> Iterator[
         yield Candidate(changed, rest | ({"engine": section} if engine != base.engine else {}))
 
 
-def _program(engine: Engine, on: Target, experts: bool) -> tuple[str, Options]:
-    """What of an engine decides the program."""
-    return engine.kind, engine.chosen(on.platform, on.chip, experts=experts)
+def _program(engine: Engine, on: Target, experts: bool) -> Program | None:
+    """What of an engine decides the program; None if its options are refused there."""
+    try:
+        return engine.kind, engine.chosen(on.platform, on.chip, experts=experts)
+    except RecipeError:
+        return None

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from dtrain.models.settings import later
 from dtrain.optim.update import learning_rate
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.recipe.load import COMPUTING, IRRELEVANT, LOADING, flattened, lasting_text, plain, text
-from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.recipe import Engine, Recipe
 from dtrain.train.record import versions
 
 VERSIONS = ("python", "dtrain", "jax", "jaxlib", "numpy", "optax")
@@ -47,7 +48,7 @@ def conditions(assembly: Assembly) -> dict[str, object]:
     """
     devices = jax.devices()
     return {
-        "settings": recorded_settings(assembly.recipe),
+        "settings": recorded_settings(assembly.recipe, assembly.engine),
         "steps": assembly.steps,
         "mesh": dict(mesh_sizes(assembly.layout.sizes)),
         "processes": jax.process_count(),
@@ -136,9 +137,10 @@ def _differing(was: Mapping[str, object], now: Mapping[str, object]) -> Iterator
             yield key, f"{key}: was {old}, now {new}"
 
 
-def recorded_settings(recipe: Recipe) -> dict[str, object]:
-    """The recipe's values that can change the numbers, by dotted path, as they are after a round trip through JSON."""
-    values = flattened(plain(recipe), WITHOUT_EFFECT)
+def recorded_settings(recipe: Recipe, engine: Engine) -> dict[str, object]:
+    """The recipe's values that can change the numbers, by dotted path, as they are after a round trip through JSON.
+    `engine`: the one that `auto` is."""
+    values = flattened(plain(replace(recipe, engine=engine)), WITHOUT_EFFECT)
     if recipe.optimizer.schedule.watch:  # then evaluations change the learning rate
         values |= flattened({"evaluate": plain(recipe)["evaluate"]}, frozenset())
     return json.loads(json.dumps(values, default=str))

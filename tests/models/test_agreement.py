@@ -315,7 +315,17 @@ def test_the_fields_of_qwen_3_5_are_read() -> None:
 
 def test_the_fields_of_qwen_3_next_are_read() -> None:
     sizes = {"num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 20}
-    usual = read_of("qwen3_next", num_hidden_layers=8, decoder_sparse_step=1, mlp_only_layers=[], **sizes)
+    usual = read_of(
+        "qwen3_next",
+        num_hidden_layers=8,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        use_sliding_window=False,
+        rope_scaling=None,
+        rope_theta=1e7,
+        partial_rotary_factor=0.25,
+        **sizes,
+    )
     assert (usual.unserved, usual.unchecked) == ((), ())
     assert [kind.mixer for kind in usual.model.kinds] == (["delta"] * 3 + ["attention"]) * 2
     assert usual.model.experts.renormalise

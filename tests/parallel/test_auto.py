@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.assembly.assemble import engine_on
+from dtrain.assembly.assemble import Assembly, assemble, engine_on
+from dtrain.assembly.explain import explain
 from dtrain.core.chips import CHIPS
+from dtrain.core.errors import RecipeError
 from dtrain.core.slices import target
 from dtrain.parallel.auto import Auto
 from dtrain.plan.plan import quick
+from dtrain.plan.target import stand_ins
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 
@@ -30,6 +33,13 @@ def recipe(folder: Path, *changes: str, model: str = DECODER) -> Recipe:
     data = tokens if "decoder" in model else "{kind: synthetic, image: [8, 8, 1], classes: 4}"
     (folder / "r.yaml").write_text(TEXT.format(model=model, data=data))
     return load(folder / "r.yaml", changes)
+
+
+def assembled(given: Recipe, on: str) -> Assembly:
+    """The recipe on stand-ins for the devices of a target."""
+    example = given.data.example()
+    assert example is not None
+    return assemble(given, stand_ins(target(on)), example, 10)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -75,10 +85,23 @@ def test_the_engine_has_the_settings_of_auto(tmp_path: Path) -> None:
 
 
 def test_plans_and_runs_have_the_same_engine(tmp_path: Path) -> None:
-    planned = quick(recipe(tmp_path), target("v5p-128"))
-    assert planned.recipe.engine.kind == "shard_map"
-    assert "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter" in planned.recipe.engine.chosen("tpu", V5P)
-    assert quick(recipe(tmp_path), target("cpu-8")).recipe.engine.kind == "jit"
+    given = recipe(tmp_path)
+    planned = quick(given, target("v5p-128"))
+    assert planned.engine.kind == assembled(given, "v5p-128").engine.kind == "shard_map"
+    assert planned.recipe.engine == given.engine  # what is planned next may be on another slice or mesh
+    assert "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter" in planned.engine.chosen("tpu", V5P)
+    assert quick(recipe(tmp_path), target("cpu-8")).engine.kind == assembled(given, "cpu-8").engine.kind == "jit"
+    assert explain(given, 64, target("v5p-128")).engine == "shard_map"
+    assert explain(given, 64).engine == "auto"
+
+
+def test_what_the_chosen_engine_cannot_do_is_refused_on_that_chip(tmp_path: Path) -> None:
+    """And not on a CPU, nor where auto is the other engine."""
+    experts = DECODER.replace("}", ", experts: {count: 4, active: 2, hidden: 64}}")
+    given = recipe(tmp_path, "engine={overlap: kernels}", model=experts)
+    assert [assembled(given, on).engine.kind for on in ("cpu-8", "v5p-128")] == ["jit", "shard_map"]
+    with pytest.raises(RecipeError, match="ends the process with collectives beside kernels of experts"):
+        assembled(given, "v5e-16")
 
 
 def test_auto_itself_has_no_program() -> None:

@@ -34,11 +34,12 @@ def chip(name: str) -> Chip:
         (ShardMap(overlap="products"), "v5p", PRODUCTS),
         (ShardMap(overlap="none"), "v5p", {}),
         (ShardMap(xla={OFFLOAD: False}), "v5p", SPARSECORE | {OFFLOAD: False}),
-        (Jit(), "v5p", SPARSECORE),
+        (Jit(), "v5p", {name: value for name, value in SPARSECORE.items() if name != WITH_KERNELS}),
+        (Jit(), "v6e", SPARSECORE),
         (Jit(), "v4", {}),
         (Jit(), "v5e", {}),
         (Jit(overlap="sparsecore"), "v6e", SPARSECORE),
-        (Jit(overlap="kernels"), "v5p", KERNELS),
+        (Jit(overlap="kernels"), "v6e", KERNELS),
         (Pmap(), "v5p", {}),
         (ShardMap(), "h100", {SCHEDULED: True}),
         (Jit(), "a100", {SCHEDULED: True}),
@@ -54,13 +55,20 @@ def test_under_jit_kernels_of_experts_are_not_overlapped() -> None:
     """libtpu ended the process: "BarrierMegacore in primary or secondary region, hlo: [tgmm.1]"; and all-reduces do not
     compile for the SparseCores: "vector_store op Value element type f32 does not match bf16"."""
     v5p = chip("v5p")
-    assert WITH_KERNELS in Jit().chosen("tpu", v5p) and WITH_KERNELS not in Jit().chosen("tpu", v5p, experts=True)
+    assert not any(WITH_KERNELS in Jit().chosen("tpu", v5p, experts=experts) for experts in (False, True))
+    assert WITH_KERNELS not in Jit().chosen("tpu", chip("v6e"), experts=True)
+    for name, experts in (("v5p", False), ("v4", False), ("v6e", True)):
+        with pytest.raises(RecipeError, match=f"for {name} ends the process"):
+            Jit(overlap="kernels").chosen("tpu", chip(name), experts=experts)
     assert OFFLOAD in Jit().chosen("tpu", v5p, experts=True) and ALL_REDUCE not in Jit().chosen(
         "tpu", v5p, experts=True
     )
     assert WITH_KERNELS in ShardMap().chosen("tpu", v5p, experts=True)
     tpu7x = chip("tpu7x")
-    assert not any(Jit(overlap=way).chosen("tpu", tpu7x, experts=True) for way in ("auto", "products", "sparsecore"))
+    assert not any(Jit(overlap=way).chosen("tpu", tpu7x, experts=True) for way in ("auto", "none"))
+    for way in ("products", "sparsecore"):
+        with pytest.raises(RecipeError, match="experts for tpu7x ends the process"):
+            Jit(overlap=way).chosen("tpu", tpu7x, experts=True)
     assert Jit().chosen("tpu", tpu7x) and ShardMap().chosen("tpu", tpu7x, experts=True)
 
 

@@ -28,8 +28,9 @@ def recipe(tmp_path: Path) -> Any:
 
 
 def now(recipe: Recipe, **changes: Any) -> dict[str, Any]:
+    settings = recorded_settings(recipe, recipe.engine.choices[0])
     found = {
-        "settings": recorded_settings(recipe), "steps": 60, "mesh": {"data": 1}, "processes": 1,
+        "settings": settings, "steps": 60, "mesh": {"data": 1}, "processes": 1,
         "versions": {"jax": "1"}, "hardware": {"device": "a"}, "compiler": {"XLA_FLAGS": ""},
         "code": {"my_net.py": "1"},
     }  # fmt: skip
@@ -42,6 +43,16 @@ def test_what_bears_on_no_number_keeps_the_bits(recipe: Any) -> None:
         assert resume_guarantee(saved, now(recipe(other)), recipe(other), 10) == [
             "same recipe, code, software, devices and mesh: the same bits"
         ]
+
+
+def test_the_engine_that_auto_is_counts(recipe: Any) -> None:
+    """The same recipe may have another engine on other hardware, and `auto` another name for the same one."""
+    explicit = recipe().engine.choices[1]
+    saved = now(recipe())
+    here = now(recipe()) | {"settings": recorded_settings(recipe(), explicit)}
+    assert resume_guarantee(saved, here, recipe(), 10)[1:] == ["  engine.kind: was jit, now shard_map"]
+    named = recipe("engine=jit")
+    assert "the same bits" in resume_guarantee(saved, now(named), named, 10)[0]
 
 
 @pytest.mark.parametrize("rope", [True, False])
@@ -74,7 +85,7 @@ def test_of_a_list_of_sections_what_changed_is_named(recipe: Any, weight: float)
     ("overrides", "changes", "lines"),
     [
         (["accumulate=2"], {}, ["accumulate: was 1, now 2"]),
-        (["engine=shard_map"], {}, ["engine.kind: was auto, now shard_map"]),
+        (["engine=shard_map"], {}, ["engine.kind: was jit, now shard_map"]),
         (["engine.xla={xla_cpu_x: true}"], {}, ["engine.xla.xla_cpu_x: was not set, now True"]),
         ([], {"mesh": {"data": 4}}, ["mesh data: was not set, now 4"]),
         ([], {"processes": 2}, ["processes: was 1, now 2"]),

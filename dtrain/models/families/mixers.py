@@ -143,7 +143,7 @@ QWEN3_5 = (
     stated(attn_output_gate=True, mlp_only_layers=[]),
     known("mamba_ssm_dtype", "output_gate_type", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
 )  # fmt: skip
-"""What all decoders of Qwen 3.5 have."""
+"""What all decoders of Qwen 3.5 have, and those of Qwen 3 Next."""
 
 LFM2 = (
     renamed(tie_embedding="tie_word_embeddings", block_ff_dim="intermediate_size"),

@@ -271,7 +271,8 @@ SPARSE: dict[str, Family] = {
     ),
     "qwen3_next": Family(
         "Qwen3NextForCausalLM",
-        (*sizes(kv_heads=2, head_dim=256), *QWEN3_5, stated(decoder_sparse_step=1), known("intermediate_size"),
+        (*sizes(kv_heads=2, head_dim=256), *QWEN3_5, stated(decoder_sparse_step=1, use_sliding_window=False),
+         known("intermediate_size"),
          experts(QWEN_EXPERTS | {"shared": "shared_expert_intermediate_size"},
                  {"moe_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512, "norm_topk_prob": True,
                   "shared_expert_intermediate_size": 512}, shared_gate=True)),
