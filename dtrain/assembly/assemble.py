@@ -15,7 +15,7 @@ from dtrain.assembly.trace_checks import refuse_few_classes, refuse_ignored_labe
 from dtrain.core.chips import Chip, chip_of
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
-from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, ROW, WEIGHT, Batch, Example, Feature
+from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, ROW, WEIGHT, Batch, Example, Feature, tokens_in
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.examples import Purpose
 from dtrain.models.nn.model import Flops
@@ -211,7 +211,9 @@ def engine_on(recipe: Recipe, chip: Chip | None, devices: int, slices: int) -> E
     on one slice."""
     layout = Layout(recipe.mesh.sizes(devices), recipe.mesh.table(), {})
     compared = recipe.model.generates and not recipe.model.user_code and slices == 1
-    engine: Engine = recipe.engine.on(layout, chip, devices, compared=compared)
+    row = tokens_in(recipe.data.example() or {}) if compared else 0
+    tokens = row * recipe.batch / recipe.accumulate / devices
+    engine: Engine = recipe.engine.on(layout, chip, devices, tokens=tokens)
     for key, problem, hint in engine.problems(recipe) if chip and chip.platform == "tpu" else ():  # of what auto is
         raise RecipeError(f"{key}: {problem}", hint, key)
     return engine

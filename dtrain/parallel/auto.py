@@ -10,24 +10,25 @@ from dtrain.parallel.mesh import DATA, FSDP
 from dtrain.parallel.rules import Layout
 from dtrain.parallel.shard_map import ShardMap
 
-SMALL = range(16, 33)
-"""Devices of slices with links in two dims, and SparseCores (v6e), on which programs of shard_map are the faster ones.
-With fewer, products that wait for parts of a matrix hide the gathers of jit; with more, its programs have none of
-these."""
+SMALL, TOKENS = range(16, 33), 4096
+"""Devices of slices with links in two dims, and SparseCores (v6e), on which programs of shard_map are the faster ones
+from so many tokens a device on. With fewer devices or tokens, products that wait for parts of a matrix hide the gathers
+of jit; with more devices, its programs have none of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Compiler):
-    """jit; for language models over fsdp on v4, v5p, TPU7x and small slices of v6e shard_map, which is faster there."""
+    """jit; for language models over fsdp on v4, v5p, TPU7x and small slices of v6e shard_map: docs/plan.md."""
 
     kind: Literal["auto"] = "auto"
 
-    def on(self, layout: Layout, chip: Chip | None, devices: int, *, compared: bool) -> Jit | ShardMap:
+    def on(self, layout: Layout, chip: Chip | None, devices: int, *, tokens: float) -> Jit | ShardMap:
         jit, explicit = self.choices
-        faster = chip is not None and (chip.dims == 3 or (chip.sparse_offload and devices in SMALL))
+        small = chip is not None and chip.sparse_offload and devices in SMALL and tokens >= TOKENS
+        faster = chip is not None and (chip.dims == 3 or small)
         used = {axis for axis, size in layout.sizes.items() if size > 1}
         over_fsdp = FSDP in used and used <= {DATA, FSDP}
-        return explicit if compared and faster and over_fsdp and not explicit.refusal(layout) else jit
+        return explicit if tokens and faster and over_fsdp and not explicit.refusal(layout) else jit
 
     @property
     def choices(self) -> tuple[Jit, ShardMap]:

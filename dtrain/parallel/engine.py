@@ -130,10 +130,10 @@ class Compiler:
         simulated = platform == "cpu" and jax.device_count() > 1 and jax.process_count() == 1
         return ({SCHEDULER: MEMORY} if simulated else {}) | self.chosen(platform, chip, experts=experts)
 
-    def on(self, layout: Layout, chip: Chip | None, devices: int, *, compared: bool) -> Any:
+    def on(self, layout: Layout, chip: Chip | None, devices: int, *, tokens: float) -> Any:
         """The engine itself, or, of `auto`, the one on so many devices of this chip. `layout`: without parameters.
-        `compared`: whether engines were compared with such models and slices."""
-        del layout, chip, devices, compared
+        `tokens`: of a microbatch on one device; 0 for models and slices with which engines were not compared."""
+        del layout, chip, devices, tokens
         return self
 
     @property

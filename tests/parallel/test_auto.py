@@ -21,7 +21,7 @@ TEXT = """
 model: {model}
 data: {data}
 optimizer: {{kind: adamw, lr: 1e-3}}
-batch: 128
+batch: 2048
 steps: 10
 mesh: {{data: 1, fsdp: -1}}
 """
@@ -50,6 +50,10 @@ def assembled(given: Recipe, on: str) -> Assembly:
         ("tpu7x-64", [], "shard_map"),
         ("v6e-16", [], "shard_map"),
         ("v6e-32", [], "shard_map"),
+        ("v6e-16", ["batch=1024"], "shard_map"),
+        ("v6e-16", ["batch=512"], "jit"),
+        ("v6e-16", ["accumulate=4"], "jit"),
+        ("v5p-128", ["batch=64"], "shard_map"),
         ("v6e-8", [], "jit"),
         ("v6e-64", [], "jit"),
         ("v5e-16", [], "jit"),
