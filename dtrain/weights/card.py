@@ -33,12 +33,9 @@ def _about(source: Path) -> JsonObject:
 
 
 def base_kind(run_dir: Folder) -> str:
-    """The `model_type` of the published weights that a run began with; empty if that is not known or readable."""
-    try:
-        recipe = yaml.safe_load(run_dir.recipe.read_text(encoding="utf-8"))
-        return str(_base(recipe, run_dir).get("model_type") or "")
-    except (OSError, ValueError, AttributeError, yaml.YAMLError, DtrainError):
-        return ""
+    """The `model_type` of the published weights that a run began with; empty if that is not known."""
+    recipe = yaml.safe_load(run_dir.recipe.read_text(encoding="utf-8"))
+    return str(_base(recipe, run_dir).get("model_type") or "")
 
 
 def _license(card: Path) -> str:
@@ -93,9 +90,16 @@ def _shortened(value: Any) -> Any:
 def _base(recipe: JsonObject, run_dir: Folder) -> JsonObject:
     """The published weights that a run, or the one that it began with, was imported from; or the run or files that it
     began with; empty for none."""
+    try:
+        return _found(recipe, run_dir)
+    except (OSError, ValueError, AttributeError, yaml.YAMLError, DtrainError):
+        return {"name": "unknown"}  # there is one, which a damaged file does not tell
+
+
+def _found(recipe: JsonObject, run_dir: Folder) -> JsonObject:
     init = recipe.get("init") or {}
     if (own := run_dir.path / BASE).is_file():
-        return json.loads(own.read_text(encoding="utf-8"))
+        return {**read_object(own, "the base of a run")}
     if init.get("weights"):
         return _about(Path(init["weights"]))
     if not init.get("run"):

@@ -81,6 +81,10 @@ def test_the_type_of_the_base_is_found_in_a_run_or_in_the_weights_that_it_names(
     for damaged in ('{"name": ', "[]"):
         (tuned.path / "base.json").write_text(damaged)
         assert base_kind(tuned) == ""
+        out = tmp_path / "out"
+        out.mkdir(exist_ok=True)
+        write_card(out, tuned, 20, "float32")
+        assert "unknown: look it up" in (out / "README.md").read_text()
     (tuned.path / "base.json").unlink()
     (tmp_path / "Published-7B" / "config.json").write_text('{"model_type": "phi3"}')
     record_base(tmp_path / "runs" / "base", tmp_path / "Published-7B")
