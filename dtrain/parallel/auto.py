@@ -1,10 +1,10 @@
 """The engine `auto`: `jit`, or `shard_map` where plans of programs that were compiled for the chip find it faster."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
 from dtrain.core.chips import Chip
-from dtrain.parallel.engine import Compiler
+from dtrain.parallel.engine import EngineSection
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import DATA, FSDP
 from dtrain.parallel.rules import Layout
@@ -17,7 +17,7 @@ of jit; with more devices, its programs have none of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Auto(Compiler):
+class Auto(EngineSection):
     """jit; for language models over fsdp on v4, v5p, TPU7x and small slices of v6e shard_map: docs/plan.md."""
 
     kind: Literal["auto"] = "auto"
@@ -32,11 +32,8 @@ class Auto(Compiler):
 
     @property
     def choices(self) -> tuple[Jit, ShardMap]:
-        own = {one.name: getattr(self, one.name) for one in fields(Compiler)}
+        own = {one.name: getattr(self, one.name) for one in fields(EngineSection)}
         return Jit(**own), ShardMap(**own)
 
     def refusal(self, layout: Layout) -> str:
         return self.choices[0].refusal(layout)
-
-    def overlapped(self, platform: str, chip: Chip | None) -> Any:
-        raise TypeError("auto is another engine on each chip: ask the one of `on`")

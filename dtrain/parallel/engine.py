@@ -72,8 +72,8 @@ FILES = re.compile(r"_(dir|path|file|directory|from|to)(_|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiler:
-    """Compiler options, part of every engine's section."""
+class EngineSection:
+    """What every engine's section of a recipe has: compiler options, and which engine it is."""
 
     overlap: Overlap = "auto"
     """What the compiler runs collectives beside. On TPUs: matrix "products"; "kernels", too, such as attention and the
@@ -87,6 +87,30 @@ class Compiler:
     steps_per_call: Positive = 1
     """Most training steps that one call of the compiled program runs: more than 1 saves the time of the calls where a
     step takes a few milliseconds or less. A call ends where the run evaluates or saves. Stop requests wait for it."""
+
+    def on(self, layout: Layout, chip: Chip | None, devices: int, *, tokens: float) -> Any:
+        """The engine itself, or, of `auto`, the one on so many devices of this chip. `layout`: without parameters.
+        `tokens`: of a microbatch on one device; 0 for models and slices with which engines were not compared."""
+        del layout, chip, devices, tokens
+        return self
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The engines that it may be."""
+        return (self,)
+
+    def problems(self, recipe: Any) -> Iterator[Problem]:
+        """Options of the compiler that a recipe, which may come from others, must not set."""
+        del recipe
+        for name, value in self.xla.items():
+            if "dump" in name or (isinstance(value, str) and (FILES.search(name) or "/" in value)):
+                hint = "a recipe may come from an untrusted source; set the option in XLA_FLAGS instead"
+                yield f"engine.xla.{name}", "an option that names a file or writes one is not allowed in a recipe", hint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiler(EngineSection):
+    """How an engine compiles its programs."""
 
     @property
     def explicit(self) -> bool:
@@ -130,28 +154,9 @@ class Compiler:
         simulated = platform == "cpu" and jax.device_count() > 1 and jax.process_count() == 1
         return ({SCHEDULER: MEMORY} if simulated else {}) | self.chosen(platform, chip, experts=experts)
 
-    def on(self, layout: Layout, chip: Chip | None, devices: int, *, tokens: float) -> Any:
-        """The engine itself, or, of `auto`, the one on so many devices of this chip. `layout`: without parameters.
-        `tokens`: of a microbatch on one device; 0 for models and slices with which engines were not compared."""
-        del layout, chip, devices, tokens
-        return self
-
-    @property
-    def choices(self) -> tuple[Any, ...]:
-        """The engines that it may be."""
-        return (self,)
-
     def arranged(self, mesh: Mesh) -> Mesh:
         """Any order is supported."""
         return mesh
-
-    def problems(self, recipe: Any) -> Iterator[Problem]:
-        """Options of the compiler that a recipe, which may come from others, must not set."""
-        del recipe
-        for name, value in self.xla.items():
-            if "dump" in name or (isinstance(value, str) and (FILES.search(name) or "/" in value)):
-                hint = "a recipe may come from an untrusted source; set the option in XLA_FLAGS instead"
-                yield f"engine.xla.{name}", "an option that names a file or writes one is not allowed in a recipe", hint
 
     def compile(
         self, step: Traced, platform: str, chip: Chip | None = None, *, experts: bool = False, warn: Warn = _silent

@@ -135,12 +135,12 @@ def losses(*overrides: str, devices: int, recipe: str = "recipes/mlp-digits.yaml
     given = load(ROOT / recipe, ["batch=16", "steps=60", "epochs=null", "optimizer={kind: sgd, lr: 0.1}", *overrides])
     source = given.data.open("train")
     assembly = assemble(given, jax.devices()[:devices], source.example, 60)
-    put = Put(given.engine, assembly.layout, 16)
+    put = Put(assembly.engine, assembly.layout, 16)
     batches = TrainBatches(
         source, Order(len(source), 0, None), 16, local=put.held, start=0, steps=2, keyed=True, paired=True
     )
     state, found = create_state(assembly.make, assembly.shapes), []
-    step = given.engine.compile(assembly.train(), "cpu")
+    step = assembly.engine.compile(assembly.train(), "cpu")
     for i in range(2):
         batch = {name: value for name, value in batches[i].items() if name in assembly.batch}
         state, metrics = step(state, put(batch))
