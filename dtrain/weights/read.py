@@ -23,12 +23,11 @@ SHOWN = 8
 """Differences that an error message lists."""
 FURTHER = ".eh_proj.weight"
 """The tensor that joins the embedding of a token with what was predicted before it."""
-UNUSED = re.compile(
-    r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq|num_batches_tracked)$|^(vision_tower|multi_modal_projector|model\.visual)\.|"
-    r"^(vit\.)?pooler\.dense\."
-)
-"""Tensors in some files that are not parameters of the model: masks and rotary frequencies, which are computed; an
-image encoder beside a decoder; counts of the steps of batch normalisation; a layer after a classifier's token."""
+UNUSED = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq|num_batches_tracked)$|^(vit\.)?pooler\.dense\.")
+"""Tensors in some files that are not parameters of the model: masks and rotary frequencies, which are computed; counts
+of the steps of batch normalisation; a layer after a classifier's token."""
+ENCODERS = re.compile(r"^(model\.)?(vision_tower|audio_tower|multi_modal_projector|embed_vision|embed_audio|visual)\.")
+"""Tensors of encoders of images and sounds beside a decoder."""
 NESTED = "model.language_model."
 """What `model.` is where an image encoder is inside `model`, too; the output head has its usual name (Qwen 3.5)."""
 PREFIXES = (
@@ -96,9 +95,14 @@ def find_tensors(
         say(f"{source}: the tensors have the prefix {prefix!r} of a wrapped model, which is left out")
     if tensors.left_out:
         say(f"{source}: not read, not of the model: {', '.join(tensors.left_out)}")
-    further = _further(tensors)
-    if further:
-        say(f"{source}: not read: {len(further)} tensors of layers that predict further tokens")
+    unread = {
+        "layers that predict further tokens": _further(tensors),
+        "encoders of images or sounds": {name for name in tensors if ENCODERS.match(name)},
+    }
+    for what, names in unread.items():
+        if names:
+            say(f"{source}: not read: {len(names)} tensors of {what}")
+    further = set[str]().union(*unread.values())
     # files of a model with tied embeddings may contain the head as well: then it must equal the embedding
     tied_head = {HEAD} if HEAD in tensors and HEAD not in shapes and "embed" in table else set()
     heads = {tensor for tensor, (name, _) in shapes.items() if name.startswith("head")}
@@ -241,7 +245,7 @@ def _refuse_unlike(
         if not any(name in tensors for name in expected):
             head = f"{source} is of another model: none of its {len(list(tensors))} tensors has a name of the recipe's:"
             hint = "compare the recipe's model with the model that the file was exported from"
-            if all(f"model.{name}" in expected for name in tensors if not UNUSED.search(name)):
+            if all(f"model.{name}" in expected for name in tensors if name not in known and not UNUSED.search(name)):
                 head = f"{source} has the names of a model without its head, which lack 'model.':"
                 hint = "save it with its head: AutoModelForCausalLM in place of AutoModel"
         raise DataError("\n  ".join([head, *problems[:SHOWN], *more]), hint, "E-WEIGHTS")

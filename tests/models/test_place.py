@@ -103,6 +103,9 @@ def test_what_is_written_is_read_back_whole_and_in_parts(family: str) -> None:
             np.testing.assert_array_equal(found, values[name][tuple(index)], err_msg=f"{name} {index}")
 
 
+ENCODERS = ("vision_tower.encoder.a", "model.audio_tower.b", "model.embed_vision.c", "multi_modal_projector.d")
+
+
 def test_a_decoder_inside_a_model_with_images_is_found() -> None:
     """`model.` is `model.language_model.` there; the image encoder and the layers for further tokens are left out."""
     model = MODELS["qwen3_5_moe_joint"]
@@ -113,9 +116,14 @@ def test_a_decoder_inside_a_model_with_images_is_found() -> None:
     names = [prefixed(NESTED, name) for name in plain]
     assert "model.language_model.embed_tokens.weight" in names
     assert "lm_head.weight" in names
-    others = dict.fromkeys(("model.visual.blocks.0.norm1.weight", "mtp.fc.weight"), np.zeros(2))
-    found = find_tensors(InMemory(dict(zip(names, plain.values(), strict=True)) | others), model, own, Path("folder"))
+    others, said = dict.fromkeys(("model.visual.blocks.0.norm1", *ENCODERS, "mtp.fc.weight"), np.zeros(2)), []
+    tensors = InMemory(dict(zip(names, plain.values(), strict=True)) | others)
+    found = find_tensors(tensors, model, own, Path("folder"), say=said.append)
     assert found.prefix == NESTED
+    assert said == [
+        "folder: not read: 1 tensors of layers that predict further tokens",
+        "folder: not read: 5 tensors of encoders of images or sounds",
+    ]
     assert {name: found.table[name] for name in own} == {name: naming.places[name] for name in own}
 
 
