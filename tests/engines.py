@@ -128,6 +128,15 @@ LANGUAGE_MODELS = {
         position=Rope(partial=0.25, proportional=True), experts=Experts(count=4, active=2, hidden=24, beside=True),
         pattern=(LayerKind(window=12, position=Rope()), LayerKind(head_dim=16, kv_heads=2, shared_values=True)),
     ),
+    "gemma4_e2b": Decoder(
+        vocab=48, context=LENGTH, layers=8, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, init=0.1, tied=True,
+        feed_forward="geglu", qk_norm=True, value_norm=True, post_norm=True, layer_inputs=8, pad_vocab=16,
+        embed_scale=True, epsilon=1e-3,  # small values that are normalised have more rounding
+        position=Rope(partial=0.25, proportional=True), remat="dots",
+        pattern=(LayerKind(window=12, position=Rope()), LayerKind(head_dim=16),
+                 LayerKind(window=12, position=Rope(), shared_keys=True, hidden=64),
+                 LayerKind(head_dim=16, shared_keys=True, hidden=64)),
+    ),
     "phi": Decoder(
         vocab=48, context=LENGTH, layers=2, width=32, heads=4, hidden=48, feed_forward="relu", init=0.1, norm="layer",
         norm_bias=True, bias=True, parallel=True, parallel_norms=True, head_bias=True, position=Rope(partial=0.5),

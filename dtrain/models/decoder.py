@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,14 @@ from dtrain.core.errors import FieldError
 from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, SOURCES, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT, Batch, Example
+from dtrain.models import layer_inputs
 from dtrain.models.decoder_checks import check
 from dtrain.models.decoder_layer import GROWTH, WAVES, QueryGrowth, apply, kept, layer, norm, normal
 from dtrain.models.delta import Delta
 from dtrain.models.families.tensors import namings
 from dtrain.models.feed_forward import Form, gated
 from dtrain.models.latent import Latent
-from dtrain.models.layer_pattern import ATTENTION, LayerKind, expanded
+from dtrain.models.layer_pattern import ATTENTION, LayerKind, expanded, shared_from
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
@@ -49,7 +50,8 @@ def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tre
     rank `adapters` are parameters in products.
     """
     head = declared.get("head", declared["embed"])
-    parts = [(param, 1.0) for param in jax.tree.leaves({name: declared[name] for name in ("blocks", "norm")})]
+    own = jax.tree.leaves({name: declared[name] for name in ("blocks", "norm")})
+    parts = [(param, 1.0) for param in own if "vocab" not in param.names]  # a table is not multiplied
     if model.experts:
         share = model.experts.active / model.experts.count
         parts = [(param, share if "experts" in param.names else 1.0) for param, _ in parts]
@@ -154,6 +156,9 @@ class Decoder(Declared):
     """Sizes of the layers of `pattern` that have a gated convolution over a few tokens (LFM2)."""
     sinks: bool = False
     """Each head has one more key, of a learned score and of value zero (gpt-oss)."""
+    layer_inputs: Natural = 0
+    """Values of each token that every layer has as an input of its own, from a table and from what enters the first
+    layer (Gemma 3n, Gemma 4); 0: none."""
     tied: bool = False
     """Use the embedding as the output head."""
     head_bias: bool = False
@@ -270,7 +275,7 @@ class Decoder(Declared):
         gates = gated(self.feed_forward) or self.attention_gate or self.delta is not None
         normed = self.post_norm or (self.experts is not None and self.experts.beside)
         absent = (set() if gates else {"gate"}) | (set() if normed else {"down"})
-        absent |= {"value"} if all(kind.shared_values for kind in self.round) else set()
+        absent |= {"value"} if all(kind.shared_values or kind.shared_keys for kind in self.round) else set()
         return tuple(name for name in get_args(Saved) if name not in absent)
 
     @property
@@ -298,6 +303,7 @@ class Decoder(Declared):
         initial, padded_vocab, width = declare.normal(self.init), self.padded_vocab, self.width
         tree: Tree = {"embed": Param((padded_vocab, width), "vocab embed", initial, unpadded=(self.vocab, width))}
         tree["norm"] = norm(self, self.width, "embed")
+        tree |= {layer_inputs.NORM: norm(self, self.layer_inputs, "_")} if self.layer_inputs else {}
         kinds = {self.group(kind): kind for kind in self.round}
         of = [self.group(kind) for kind in self.kinds]
         stacks = {name: declare.stacked(layer(self, kind), of.count(name)) for name, kind in kinds.items()}
@@ -350,19 +356,29 @@ class Decoder(Declared):
         x_BTE = ctx.scatter(ctx.lookup(params["embed"], token_BT), "vocab")
         x_BTE = x_BTE * math.sqrt(self.width) if self.embed_scale else x_BTE
         x_BTE = x_BTE * self.embed_multiplier if self.embed_multiplier != 1 else x_BTE
-        shared: Tree = {WEIGHT: weight_BT}
+        first_BTE, shared = x_BTE, dict[str, Any]({WEIGHT: weight_BT})
         if isinstance(self.position, Learned):
             position_BTE = ctx.gather(params["position"])[ctx.share(position_BT)]
             x_BTE = (x_BTE + position_BTE).astype(x_BTE.dtype)
         shared |= {WAVES: tuple(rope.waves(position_BT, size) for rope, size in self.rotations)}
         shared |= {GROWTH: self.query_growth.factor(position_BT)} if self.query_growth else {}
         shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
-        made: dict[LayerKind, Block] = {kind: partial(apply, self, kind) for kind in self.round}
-        blocks = [made[kind] for kind in self.round]
-        how = Layers(self.remat, self.unroll, self.stacks and tuple(map(self.group, self.round)))
+        shared |= layer_inputs.shared(params, first_BTE, token_BT, ctx) if self.layer_inputs else {}
+        tables = (layer_inputs.TABLE,) if self.layer_inputs else ()
+        how = Layers(self.remat, self.unroll, self.stacks and tuple(map(self.group, self.round)), tables)
+        blocks = self._blocks()
         x_BTE, sums = ctx.stack(blocks, params["blocks"], x_BTE, shared, how)
         x_BTE = normal(self, ctx.gather(params["norm"]), x_BTE)
         return (x_BTE * self.logit_multiplier if self.logit_multiplier != 1 else x_BTE), sums
+
+    def _blocks(self) -> list[Block]:
+        """The block of each layer of a round; equal layers have the same, but those whose keys others share."""
+        stored = {number for number in shared_from(self.round) if number is not None}
+        made: dict[LayerKind, Block] = {kind: partial(apply, self, kind, False) for kind in self.round}
+        return [
+            partial(apply, self, kind, True) if number in stored else made[kind]
+            for number, kind in enumerate(self.round)
+        ]
 
     @property
     def head(self) -> Head:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dtrain.core.errors import FieldError
-from dtrain.models.layer_pattern import ATTENTION, OTHER_MIXERS
+from dtrain.models.layer_pattern import ATTENTION, OTHER_MIXERS, shared_from
 from dtrain.models.rope import Learned, Rope
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ def check(model: "Decoder") -> None:
         raise FieldError("experts.beside", "beside: set hidden, the width of the feed-forward layer; without parallel")
     if model.experts and all(kind.dense for kind in model.round):
         raise FieldError("pattern", "no layer has experts: leave experts out")
+    beside = model.experts is None or model.experts.beside
+    if any(kind.hidden and not kind.dense and not beside for kind in model.pattern):
+        hint = "set experts.hidden, or dense: true"
+        raise FieldError("pattern", "hidden is the width of a feed-forward layer, and these layers have experts", hint)
     _check_heads(model)
     _check_mixers(model)
     _check_latent(model)
@@ -52,14 +56,24 @@ def check(model: "Decoder") -> None:
 
 
 def _check_heads(model: "Decoder") -> None:
-    """FieldError for heads of some layers that do not fit."""
+    """FieldError for heads of some layers that do not fit, and for keys of earlier layers."""
+    names = ("head_dim", "kv_heads", "shared_values", "shared_keys")
     for kind in model.pattern:
-        own = {name: value for name in ("head_dim", "kv_heads", "shared_values") if (value := getattr(kind, name))}
+        own = {name: value for name in names if (value := getattr(kind, name))}
         if own and (kind.mixer != ATTENTION or model.latent):
             what = "latent attention" if model.latent else f"mixer {kind.mixer}"
             raise FieldError("pattern", f"{next(iter(own))} is not a setting of layers with {what}")
         if kind.kv_heads and model.heads % kind.kv_heads:
             raise FieldError("pattern", f"kv_heads = {kind.kv_heads} does not divide heads = {model.heads}")
+
+    try:
+        shared_from(model.round)
+    except KeyError as missing:
+        same = missing.args[0].removeprefix("keys ")
+        message = f"shared_keys: no earlier layer has keys of its own of the same window, rotation and sizes ({same})"
+        raise FieldError("pattern", message, "begin the pattern with such a layer") from missing
+    if any(kind.shared_keys and kind.shared_values for kind in model.pattern):
+        raise FieldError("pattern", "layers with shared_keys have their values from an earlier layer, not from keys")
 
 
 def _check_mixers(model: "Decoder") -> None:

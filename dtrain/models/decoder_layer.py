@@ -12,13 +12,14 @@ import jax.numpy as jnp
 
 from dtrain.core.types import Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, WEIGHT
+from dtrain.models import layer_inputs
 from dtrain.models.feed_forward import hidden
 from dtrain.models.latent import LATENT
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import matrices
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import AttentionSpec
-from dtrain.models.nn.context import Context
+from dtrain.models.nn.context import LATER, Context
 from dtrain.models.nn.kv_cache import Kept, KeptLayer
 from dtrain.models.nn.layers import added, bias, lift, normalised, scale
 from dtrain.models.nn.matmul import matmul
@@ -66,13 +67,15 @@ def layer(model: "Decoder", kind: LayerKind) -> Tree:
         if model.experts.beside:
             tree |= {name: norm(model, width, "embed") for name in ("moe_norm", "mlp_post", "moe_post")}
     if "moe" not in tree or (model.experts and model.experts.beside):
-        size = model.hidden or 4 * width
+        size = kind.hidden or model.hidden or 4 * width
         tree["mlp"] = matrices(width, size, model.feed_forward, inner, outer)
         if model.bias or model.mlp_bias:
             inner_biases = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
             tree["mlp"] |= inner_biases | {"down_bias": bias((width,), "embed")}
     if model.post_norm:
         tree |= {"post1": norm(model, width, "embed"), "post2": norm(model, width, "embed")}
+    if model.layer_inputs:
+        tree |= layer_inputs.params(model, inner, outer) | {"inputs_post": norm(model, width, "embed")}
     if model.layer_scale:
         tree["scale"] = replace(scale((1,), "_"), trained=False)
     return tree
@@ -81,7 +84,9 @@ def layer(model: "Decoder", kind: LayerKind) -> Tree:
 def _attention_params(model: "Decoder", kind: LayerKind, inner: Init, outer: Init) -> Tree:
     width, dim, groups, tree = model.width, model.head_size_of(kind), model.groups_of(kind), dict[str, Any]()
     q, kv = ((width, model.heads, dim), "embed heads _"), ((width, groups, dim), "embed kv_heads _")
-    projections, values = {"query": q, "key": kv} | ({} if kind.shared_values else {"value": kv}), dim
+    projections, values = {"query": q, "key": kv, "value": kv}, dim
+    for name in ("key", "value") if kind.shared_keys else ("value",) if kind.shared_values else ():
+        del projections[name]
     if model.attention_gate:
         projections["gate"] = q
     if model.latent:
@@ -101,9 +106,11 @@ def _attention_params(model: "Decoder", kind: LayerKind, inner: Init, outer: Ini
         tree |= {
             f"{name}_norm": scale(shape[1:], dims.partition(" ")[2])
             for name, (shape, dims) in {"query": q, "key": kv}.items()
+            if name in projections
         }
     elif model.qk_norm and model.norm_scale:
-        tree |= {f"{name}_norm": norm(model, dim, "_")["scale"] for name in ("query", "key")}
+        normed = [name for name in ("query", "key") if name in projections]
+        tree |= {f"{name}_norm": norm(model, dim, "_")["scale"] for name in normed}
     return tree
 
 
@@ -111,6 +118,8 @@ def kept(model: "Decoder", kind: LayerKind, rows: int, capacity: int) -> KeptLay
     """What generation keeps of such a layer for so many rows, and tokens of each."""
     if mixer := model.mixer(kind):
         return mixer.kept(model.width, rows)
+    if kind.shared_keys:
+        return {}, None
     groups, heads, sizes = model.groups_of(kind), "kv_heads", (model.head_size_of(kind),) * 2
     if model.latent:
         groups, heads, sizes = 1, None, (model.latent.rank + model.latent.rotated, 0)
@@ -131,9 +140,10 @@ def norm(model: "Decoder", size: int, dim: str) -> Tree:
 
 
 def apply(
-    model: "Decoder", kind: LayerKind, block: Tree, x_BTE: jax.Array, shared: Tree, ctx: Context
+    model: "Decoder", kind: LayerKind, stored: bool, block: Tree, x_BTE: jax.Array, shared: Tree, ctx: Context
 ) -> tuple[jax.Array, Tree]:
-    """One layer: attention, then the feed-forward layer, each added to the residual stream; and its router losses."""
+    """One layer: attention, then the feed-forward layer, each added to the residual stream; its router losses, and, if
+    they are `stored`, its keys and values for later layers."""
 
     def before(name: str, x: jax.Array) -> jax.Array:
         return normal(model, block.get(name, {}), x) if model.pre_norm else x
@@ -143,25 +153,31 @@ def apply(
         return y * model.residual_multiplier if model.residual_multiplier != 1 else y
 
     input_BTE, first_BTE = x_BTE, before("norm1", x_BTE)
-    y_BTE = ctx.scatter(_attention(model, block, ctx.collect(first_BTE), shared, kind, ctx), "heads")
+    y_BTE, keys = _attention(model, block, ctx.collect(first_BTE), shared, kind, ctx)
+    y_BTE = ctx.scatter(y_BTE, "heads")
     y_BTE = added(y_BTE, block["out"]["bias"]) if "bias" in block.get("out", {}) else y_BTE
     x_BTE = x_BTE + after("post1", y_BTE)
     if not _one_norm(model):
         first_BTE = before("norm2", input_BTE if model.parallel else x_BTE)
     y_BTE, sums = _feed_forward(model, block, first_BTE, x_BTE, shared, ctx)
     x_BTE = x_BTE + after("post2", y_BTE)
+    if model.layer_inputs:
+        y_BTE = layer_inputs.applied(model, block, x_BTE, shared, ctx)
+        x_BTE = x_BTE + normal(model, block["inputs_post"], y_BTE)
+    sums |= {LATER: {kind.keys: keys}} if stored else {}
     return (x_BTE * block["scale"].astype(x_BTE.dtype)[None, None] if model.layer_scale else x_BTE), sums
 
 
 def _attention(
     model: "Decoder", block: Tree, y_BTE: jax.Array, shared: Tree, kind: LayerKind, ctx: Context
-) -> jax.Array:
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+    """The result of a layer's attention or other mixer, a partial sum over its heads; keys and values."""
     if mixer := model.mixer(kind):
-        return mixer.apply(block[kind.mixer], y_BTE, shared.get(DOCUMENT), model.epsilon, ctx)
+        return mixer.apply(block[kind.mixer], y_BTE, shared.get(DOCUMENT), model.epsilon, ctx), None
     rope, rotation = kind.position or model.position, model.rotation(kind)
     waves = shared[WAVES][model.rotations.index(rotation)] if rotation else None
     if model.latent:
-        return _latent(model, block, y_BTE, (rope, waves), kind=kind, document_BT=shared.get(DOCUMENT), ctx=ctx)
+        return _latent(model, block, y_BTE, (rope, waves), kind=kind, document_BT=shared.get(DOCUMENT), ctx=ctx), None
     groups, size = model.groups_of(kind), model.head_size_of(kind)
     together = _split(y_BTE, block, (model.heads, groups, groups)) if JOINED in block else {}
 
@@ -185,17 +201,21 @@ def _attention(
         return _head_norm(model, block, name, x_BTHD) if model.qk_norm_rotated else x_BTHD
 
     q_BTHD = turned("query", project("query", "heads"), "heads", model.heads)
-    key_BTGD = project("key", "kv_heads")
-    k_BTGD = turned("key", key_BTGD, "kv_heads", groups)
-    v_BTGD = clipped(key_BTGD if kind.shared_values else project("value", "kv_heads"))
-    v_BTGD = normalised({}, v_BTGD, "rms", model.epsilon, offset=False) if model.value_norm else v_BTGD
+    if kind.shared_keys:
+        k_BTGD, v_BTGD = shared[kind.keys]
+    else:
+        key_BTGD = project("key", "kv_heads")
+        k_BTGD = turned("key", key_BTGD, "kv_heads", groups)
+        v_BTGD = clipped(key_BTGD if kind.shared_values else project("value", "kv_heads"))
+        v_BTGD = normalised({}, v_BTGD, "rms", model.epsilon, offset=False) if model.value_norm else v_BTGD
     if GROWTH in shared:
         q_BTHD = (q_BTHD * shared[GROWTH][:, :, None, None]).astype(q_BTHD.dtype)
     y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, _spec(model, kind), shared.get(DOCUMENT), block.get("sink"))
     if model.attention_gate:
         gate_BTHD = project("gate", "heads")
         y_BTHD = (y_BTHD * jax.nn.sigmoid(gate_BTHD.astype(jnp.float32))).astype(y_BTHD.dtype)
-    return matmul(y_BTHD, block["out"]["weight"], contract_dims=2, name="out")
+    keys = (k_BTGD, v_BTGD) if kind.shared_keys else ctx.for_later(k_BTGD, v_BTGD)
+    return matmul(y_BTHD, block["out"]["weight"], contract_dims=2, name="out"), keys
 
 
 def _spec(model: "Decoder", kind: LayerKind) -> AttentionSpec:

@@ -42,6 +42,11 @@ def gated(form: Form) -> bool:
     return form in ("swiglu", "geglu", "swiglu_clamped")
 
 
+def activation(form: Form) -> Callable[[jax.Array], jax.Array]:
+    """The function of a form; that of swiglu_clamped is SiLU without its bound."""
+    return ACTIVATIONS.get(form, jax.nn.silu)
+
+
 def hidden(form: Form, product: Callable[[str], jax.Array]) -> jax.Array:
     """The hidden values; `product(name)` multiplies the input with the matrix `up` or, in gated forms, `gate`."""
     if form == "swiglu_clamped":

@@ -35,15 +35,34 @@ class LayerKind:
     """Heads of keys and values in these layers; default: `model.kv_heads`."""
     shared_values: bool = False
     """Values are the keys, before these are normalised and rotated: there is no matrix for them (Gemma 4)."""
+    shared_keys: bool = False
+    """Keys and values are those of the last layer before, of the same window, rotation and sizes, that has its own:
+    there are no matrices for them (Gemma 3n, Gemma 4)."""
+    hidden: Positive | None = None
+    """Width of the feed-forward layer in these layers; default: `model.hidden`."""
 
     def group(self, experts: bool) -> str:
         """Layers of one group have parameters of the same shapes: they are stacked in one array for each. `experts`:
         whether the model has a mixture of experts."""
         kind = DENSE if self.dense else SPARSE
         name = kind if experts and self.mixer == ATTENTION else f"{self.mixer}_{kind}" if experts else self.mixer
-        sizes = {"dim": self.head_dim, "kv": self.kv_heads}
+        sizes = {"dim": self.head_dim, "kv": self.kv_heads, "hidden": self.hidden}
         own = [f"{what}{size}" for what, size in sizes.items() if size] + ["shared"] * self.shared_values
-        return "_".join([name, *own])
+        return "_".join([name, *own, *["keyless"] * self.shared_keys])
+
+    @property
+    def keys(self) -> str:
+        """The name of keys and values that such layers can share."""
+        return f"keys {self.window} {self.position} {self.head_dim} {self.kv_heads}"
+
+
+def shared_from(layers: Sequence[LayerKind]) -> tuple[int | None, ...]:
+    """For each layer that shares the keys of an earlier one the number of that; KeyError if there is none."""
+    own, found = dict[str, int](), list[int | None]()
+    for number, kind in enumerate(layers):
+        found.append(own[kind.keys] if kind.shared_keys else None)
+        own |= {kind.keys: number} if kind.mixer == ATTENTION and not kind.shared_keys else {}
+    return tuple(found)
 
 
 def expanded(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:

@@ -178,6 +178,50 @@ class Alternating(Place):
 
 
 @dataclass(frozen=True)
+class LayersTogether(Place):
+    """A table or matrix of each layer: in the tensor, those of all layers are side by side. A table is (rows, layers x
+    columns) there, and transposed, a matrix (layers x out, in)."""
+
+    stacks: tuple[tuple[int, ...], ...] = ()
+    """The numbers there of the layers of each stack that the tensor has."""
+
+    def names(self, param: Param) -> list[str]:
+        return [self.name]
+
+    def shape(self, param: Param) -> tuple[int, ...]:
+        rows, columns = param.shape[1], param.shape[2] * sum(map(len, self.stacks))
+        return (columns, rows) if self.transposed else (rows, columns)
+
+    def read(self, load: Load, param: Param, index: Index) -> np.ndarray:
+        layers, rows, columns = index
+
+        def one(layer: int) -> np.ndarray:
+            start = self.stacks[self.key][layer] * param.shape[2]
+            part = (rows, slice(start + columns.start, start + columns.stop))
+            return load(self.name, part[::-1]).T if self.transposed else load(self.name, part)
+
+        return np.stack([one(layer) for layer in range(layers.start, layers.stop)])
+
+    def write(self, values: np.ndarray, param: Param) -> np.ndarray:
+        return values.reshape(param.shape)
+
+    @property
+    def alone(self) -> bool:
+        return False
+
+    @property
+    def key(self) -> int:
+        return self.stacks.index(self.numbers) if self.numbers else 0
+
+    def joined(self, parts: Mapping[int, np.ndarray]) -> np.ndarray | None:
+        if len(parts) < len(self.stacks):
+            return None
+        by_layer = {number: layer for key, stack in enumerate(self.stacks) for number, layer in zip(stack, parts[key])}
+        whole = np.concatenate([by_layer[number] for number in sorted(by_layer)], 1)
+        return whole.T if self.transposed else whole
+
+
+@dataclass(frozen=True)
 class Channels(Place):
     """The taps (heads, values, taps), or (channels, taps), of a convolution of each channel for itself: (channels, 1,
     taps) there, where several parameters are concatenated by their channels."""
@@ -311,3 +355,5 @@ class Naming:
     """By the parameter's path."""
     family: str = ""
     """A family of decoders that has these names."""
+    unused: frozenset[str] = frozenset()
+    """Tensors that files may have, and such a model does not use."""

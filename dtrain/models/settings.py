@@ -33,11 +33,13 @@ LATER: dict[str, object] = {
     "experts.group_by": 2, "experts.biases": False, "experts.router_bias": False,
     "experts.shared_hidden": None, "attention_gate": False, "delta": None, "convolution": None,
     "experts.beside": False, "value_norm": False, "layer_scale": False, "position.proportional": False,
+    "layer_inputs": 0,
 }  # fmt: skip
 """Settings of decoders that earlier versions did not have, with the values that say what those versions computed."""
 
 LATER_KIND: dict[str, object] = {
     "dense": False, "mixer": ATTENTION, "head_dim": None, "kv_heads": None, "shared_values": False,
+    "shared_keys": False, "hidden": None,
 }  # fmt: skip
 """The same of kinds of layers."""
 

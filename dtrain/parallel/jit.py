@@ -179,7 +179,8 @@ class JitContext(ExampleVerbs):
             return inner.lookup(replace(table, value=varied(value, axes)), token_BT)
 
         rows = spec(("batch", "length"))
-        return self._shard_map(columns, (PartitionSpec(*table.axes), rows), rows)(table.value, token_BT)
+        own = PartitionSpec(*table.axes[-2:])  # the table of a layer has no dim of layers here
+        return self._shard_map(columns, (own, rows), rows)(table.value, token_BT)
 
     @staticmethod
     def _split_by_columns(table: Tree) -> bool:
@@ -241,7 +242,10 @@ class JitContext(ExampleVerbs):
     ) -> tuple[jax.Array, Tree]:
         if self.layout.sizes[PIPELINE] == 1:
             # not gathered here, which would gather all layers at once: the compiler does it for each layer
-            return scan_layers(self._gathering(blocks), unwrapped(params), x, shared=shared, how=how, ctx=self)
+            stacks = params if how.groups else {"": params}
+            stacks = {name: how.but_tables(unwrapped, stack) for name, stack in stacks.items()}
+            stacks = stacks if how.groups else stacks[""]
+            return scan_layers(self._gathering(blocks), stacks, x, shared=shared, how=how, ctx=self)
         inner, axes = (
             ShardMapContext(self.layout, self.microbatches, loss_dtype=self.loss_dtype),
             self.layout.token_axes,
@@ -252,7 +256,8 @@ class JitContext(ExampleVerbs):
             return out, jax.tree.map(lambda s: summed(s, axes), sums)
 
         def rows(leaf: jax.Array) -> PartitionSpec:
-            return self.layout.spec(("batch" if leaf.shape[0] == x.shape[0] else None, "length"))
+            whole = leaf.ndim > 1 and leaf.shape[1] == x.shape[1]
+            return self.layout.spec(("batch" if leaf.shape[0] == x.shape[0] else None, "length" if whole else None))
 
         tokens = self.layout.spec(("batch", "tokens"))
         dims = (specs_of(params), tokens, jax.tree.map(rows, shared))

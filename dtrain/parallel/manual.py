@@ -243,7 +243,10 @@ class ShardMapContext(ExampleVerbs):
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
         def gathering(block: Block) -> Block:
-            return lambda layer, x, shared, ctx: block(self.gather(layer), self._row_major(x), shared, ctx)
+            def whole(layer: Tree, x: jax.Array, shared: Tree, ctx: Any) -> tuple[jax.Array, Tree]:
+                return block(how.but_tables(self.gather, layer), self._row_major(x), shared, ctx)
+
+            return whole
 
         def layers(x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
             # FSDP: even without remat, the backward pass gathers parameters again instead of saving them

@@ -45,7 +45,7 @@ class PmapContext(SingleDeviceContext):
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
-        return super().stack(blocks, unwrapped(params), x, shared, how)
+        return super().stack(blocks, unwrapped(params), x, shared, replace(how, tables=()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,7 @@ def find_tensors(
     unread = {
         "layers that predict further tokens": _further(tensors),
         "encoders of images or sounds": {name for name in tensors if ENCODERS.match(name)},
+        "keys and values that layers with shared keys do not use": _unused_keys(tensors, model, prefix),
     }
     for what, names in unread.items():
         if names:
@@ -118,6 +119,12 @@ def _further(tensors: Tensors) -> set[str]:
     """The tensors of layers that predict further tokens (DeepSeek-AI 2024, section 2.2), known by their projection."""
     layers = {name.removesuffix(FURTHER) for name in tensors if name.endswith(FURTHER)}
     return {name for name in tensors if name.startswith("mtp.") or any(name.startswith(f"{one}.") for one in layers)}
+
+
+def _unused_keys(tensors: Tensors, model: Any, prefix: str) -> set[str]:
+    """Tensors that the published family has for every layer, and this model not for those that share keys."""
+    names = {prefixed(prefix, name) for naming in getattr(model, "namings", ()) for name in naming.unused}
+    return {name for name in tensors if name in names}
 
 
 def read(

@@ -18,7 +18,7 @@ from dtrain.models.families.config import FAMILIES as PUBLISHED_FAMILIES
 from dtrain.models.families.config import config_of, published_model
 from dtrain.models.families.fields import Published
 from dtrain.models.latent import Latent
-from dtrain.models.layer_pattern import LayerKind
+from dtrain.models.layer_pattern import LayerKind, shared_from
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
 from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
@@ -383,6 +383,18 @@ def test_the_fields_of_gemma_4_are_read() -> None:
     )
     apart = read_of("gemma4_text", **large | {"attention_k_eq_v": False}).model.kinds[5]
     assert (apart.kv_heads, apart.head_dim, apart.shared_values) == (None, 512, False)
+    small: Any = {
+        "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 1, "hidden_size": 1536,
+        "intermediate_size": 6144, "num_kv_shared_layers": 20, "use_double_wide_mlp": True, "vocab_size": 262_144,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "head_dim": 256,
+    }  # fmt: skip
+    found = read_of("gemma4_text", **small)  # E2B
+    assert (found.unserved, found.unchecked, found.model.layer_inputs) == ((), (), 256)
+    kinds = found.model.kinds
+    assert [kind.shared_keys for kind in kinds] == [False] * 15 + [True] * 20
+    assert {kind.hidden for kind in kinds[:15]} == {None}
+    assert {kind.hidden for kind in kinds[15:]} == {12_288}
+    assert set(shared_from(kinds)) == {None, 13, 14}  # the last layers of either kind that have keys of their own
     unified = read_of("gemma4_unified_text", hidden_size=32, num_hidden_layers=6, num_attention_heads=4)
     assert (unified.model.kinds[0].window, unified.unserved) == (1024, ())
 
@@ -390,8 +402,9 @@ def test_the_fields_of_gemma_4_are_read() -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"hidden_size_per_layer_input": None}, "hidden_size_per_layer_input: 256"),
-        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers: 2"),
+        ({"hidden_size_per_layer_input": None}, "vocab_size_per_layer_input: 262144, which is not vocab_size"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers: 2, and no earlier layer of each type"),
+        ({"num_kv_shared_layers": 6}, "num_kv_shared_layers: 6, and no earlier layer of each type"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention: all"),
         ({"layer_types": ["conv"] * 6}, "layer_types: conv, 6 of 6 layers"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},

@@ -44,7 +44,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-ALWAYS, IN_CI = ("llama", "qwen3_5"), ("llama", "qwen3_5", "lfm2_moe", "deepseek_v3", "gpt_oss", "gemma4")
+ALWAYS, IN_CI = ("llama", "qwen3_5"), ("llama", "qwen3_5", "lfm2_moe", "deepseek_v3", "gpt_oss", "gemma4", "gemma4_e2b")
 EVERY_KIND = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.nightly) for name in LANGUAGE_MODELS]
 CACHED = [name if name in IN_CI else pytest.param(name, marks=pytest.mark.nightly) for name in LANGUAGE_MODELS]
 

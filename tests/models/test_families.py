@@ -38,11 +38,13 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="DTRAIN_TEST_HF_PYTHON names no Python with transformers and peft"),
 ]
 SCRIPT = Path(__file__).with_name("hf_reference.py")
-SOME = ("cohere2", "deepseek-v3", "gemma4-moe", "glm4", "gpt-oss", "granite", "ministral3")
+SOME = ("cohere2", "deepseek-v3", "gemma4-e2b", "gemma4-moe", "glm4", "gpt-oss", "granite", "ministral3")
 """Families that have between them what the others do not: in every change; the rest at night."""
 RECURRENT = 1e-4, 5e-4
 """The tolerances of logits and gradients, in place of 1e-5, of layers whose small results are normalised: of models
 with small parameters, transformers' logits in float32 are up to 1.4e-4 from its own in float64, as dtrain's are."""
+ONE_KEY = ("gpt-bigcode", "gemma4-e2b")
+"""Models with one head of keys, which no axis splits."""
 MESHES = ["data: 8", "data: 1, fsdp: 4, tensor: 2", "data: 1, tensor: 2, fsdp: 2, expert: 2"]
 
 
@@ -80,7 +82,7 @@ def test_every_family_gives_the_published_logits_both_ways(
     tokens, families = np.load(published / "tokens.npy"), list(json.loads((published / "families.json").read_text()))
     for number, name in enumerate(families):
         experts = any("experts" in field and "tok" not in field for field in sized()[name][1])
-        place = number % len(MESHES) if experts else 0 if name == "gpt-bigcode" else number % 2  # one head of keys
+        place = number % len(MESHES) if experts else 0 if name in ONE_KEY else number % 2
         mesh = f"mesh={{{MESHES[place]}}}"
         import_published(published / name, name, [mesh], None, Path("runs"), lambda _: None)
         run = loaded(name)
@@ -126,8 +128,10 @@ def test_logits_loss_and_gradients_are_the_published_ones(
     run = loaded(name)
     wanted = np.load(folder / "logits.npy")
     model: Any = run.recipe.model
-    # the scores of Gemma 4 are not divided, so that more of them are far apart
+    # The scores of Gemma 4 are not divided, so that more of them are far apart. With inputs of each layer, gradients of
+    # transformers in float32 are up to 1.1e-4 from its own in float64.
     tolerance, of_gradients = RECURRENT if model.delta else (1e-5, 2e-5 if name.startswith("gemma4") else 1e-5)
+    of_gradients = 1e-4 if model.layer_inputs else of_gradients
     np.testing.assert_allclose(logits(run, token_BT), wanted, atol=tolerance * max(np.abs(wanted).max(), 1), rtol=0)
     target_BT = np.concatenate([token_BT[:, 1:], np.full((len(token_BT), 1), -1)], 1)
     batch = {"token": jnp.asarray(token_BT, jnp.int32), "target": jnp.asarray(target_BT, jnp.int32)}

@@ -112,3 +112,10 @@ def test_adapters_of_another_model_are_counted_in_its_gradient() -> None:
     found = adapted.flops(IMAGE, 1, adapted.params())
     base = 2 * (64 * 32 + 32 * 10) + 2 * 32 * 10  # forward, and the inputs of the last layer
     assert base < found.step < base + 5 * 2 * 2 * (64 + 32)
+
+
+def test_tables_of_layers_are_not_products() -> None:
+    """Inputs of each layer add three matrices of width x inputs, and two scales, to each."""
+    plain, own = DECODER, replace(DECODER, layer_inputs=8)
+    found, before = (model.flops(TOKENS, 1, model.params()).step for model in (own, plain))
+    assert found - before == 6 * DECODER.layers * (3 * 16 * 8 + 16) * 32

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from dtrain.core.errors import FieldError, RecipeError
 from dtrain.models.decoder import Decoder
-from dtrain.models.layer_pattern import LayerKind, compressed, expanded
+from dtrain.models.layer_pattern import LayerKind, compressed, expanded, shared_from
+from dtrain.models.moe import Experts
 from dtrain.models.nn.context import Layers
-from dtrain.models.nn.single_device import SingleDeviceContext
+from dtrain.models.nn.single_device import SingleDeviceContext, repeated
 from dtrain.models.rope import Learned, NoPosition, Rope
 from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.shard_map import ShardMap
@@ -61,6 +62,85 @@ def test_loops_apply_the_layers_in_their_order(layers: int) -> None:
         found, sums = jax.jit(lambda a, how=how: ctx.stack([near, near, far], {"add": a}, jnp.ones(4), how=how))(add)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
         np.testing.assert_allclose(sums["seen"], add.sum(), rtol=1e-4, atol=1e-5)
+
+
+def _scans(jaxpr: Any) -> int:
+    """Loops in a program, those inside others included."""
+    found = 0
+    for equation in jaxpr.eqns:
+        inner = [one for one in jax.tree.leaves(equation.params, is_leaf=_is_jaxpr) if _is_jaxpr(one)]
+        found += (equation.primitive.name == "scan") + sum(_scans(getattr(one, "jaxpr", one)) for one in inner)
+    return found
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return hasattr(x, "eqns") or hasattr(x, "jaxpr")
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_an_order_that_repeats_inside_a_round_is_a_loop(after: int) -> None:
+    """Of two groups: four times two near and one far, then others; each layer multiplies and adds."""
+    order = "nnf" * 4 + "m" * after
+    factors = {"n": 2.0, "f": -3.0, "m": 0.5}
+
+    def block(factor: float, layer: Any, x: jax.Array, _shared: Any, _ctx: Any) -> tuple[jax.Array, Any]:
+        return factor * x + layer["add"], {"seen": layer["add"].sum()}
+
+    made = {kind: partial(block, factor) for kind, factor in factors.items()}
+    add = {"near": np.random.default_rng(0).normal(size=(8 + after, 4)).astype(np.float32)}
+    add["far"] = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+    groups, expected, left = ["far" if kind == "f" else "near" for kind in order], np.ones(4, np.float32), dict(add)
+    for kind, group in zip(order, groups, strict=True):
+        expected, left[group] = factors[kind] * expected + left[group][0], left[group][1:]
+
+    def run(add: Any) -> tuple[jax.Array, Any]:
+        stacks = {name: {"add": value} for name, value in add.items()}
+        return SingleDeviceContext().stack(
+            [made[kind] for kind in order], stacks, jnp.ones(4), how=Layers(groups=groups)
+        )
+
+    found, sums = jax.jit(run)(add)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(sums["seen"], sum(value.sum() for value in add.values()), rtol=1e-4)
+    assert _scans(jax.make_jaxpr(run)(add).jaxpr) == 2 + (after > 1)  # the order, two near, and what follows
+
+
+def test_runs_are_repeated_where_the_longest_repetition_is() -> None:
+    a, b, c = (("a", "", 4), ("b", "", 1), ("c", "", 3))
+    assert repeated([a, b, a, b, c]) == [([a, b], 2), ([c], 1)]
+    assert repeated([c, a, b, a, b, a, b, a]) == [([c], 1), ([a, b], 3), ([a], 1)]
+    assert repeated([a, b, c]) == [([a], 1), ([b], 1), ([c], 1)]
+
+
+KEYLESS = {"window": 6, "shared_keys": True}
+
+
+@pytest.mark.slow
+def test_shared_keys_are_those_of_the_last_layer_before_that_has_the_same_kind_of_keys() -> None:
+    """Changed keys of that layer alone change what the sharing layers give: here all that follows is theirs."""
+    local, whole = LayerKind(window=6), LayerKind()
+    model = Decoder(**SIZES | {"layers": 6}, pattern=(local, local, whole, *(LayerKind(**KEYLESS, count=2),), whole))
+    assert shared_from(model.kinds) == (None, None, None, 1, 1, None)
+    assert [layer[1] is None for layer in model.kept(2, 16)] == [False] * 3 + [True] * 2 + [False]  # of a cache
+    assert [kind.group(experts=False) for kind in model.kinds[1:4]] == ["attention", "attention", "attention_keyless"]
+    params, batch = initial_state(model), random_batch(model)
+
+    def activations(blocks: Any) -> jax.Array:
+        weight = jnp.ones(batch["token"].shape)
+        return model.activations(params | {"blocks": blocks}, batch, weight, SingleDeviceContext())[0]
+
+    def alone(layer: int) -> float:
+        """The change of the output, where no layer but those with shared keys has an output of its attention."""
+        blocks = jax.tree.map(lambda x: x, params["blocks"])
+        blocks["attention"]["out"]["weight"] = jnp.zeros_like(blocks["attention"]["out"]["weight"])
+        before = activations(blocks)
+        key = blocks["attention"]["key"]["weight"]
+        blocks["attention"]["key"]["weight"] = key.at[layer].multiply(-1.0)
+        return float(jnp.abs(activations(blocks) - before).max())
+
+    changes = [alone(layer) for layer in range(4)]
+    assert changes[1] > 1e-3
+    assert changes[0] == changes[2] == changes[3] == 0
 
 
 def test_a_pattern_says_what_window_and_global_every_say() -> None:
@@ -126,6 +206,17 @@ def test_what_a_pattern_excludes_is_refused() -> None:
     ):
         with pytest.raises(FieldError, match=message):
             Decoder(**SIZES, pattern=pattern, **wrong)
+    for kinds, message in (
+        (({"shared_keys": True},), "no earlier layer has keys of its own of the same window"),
+        (({}, KEYLESS), "no earlier layer has keys of its own of the same window"),
+        (({}, {"shared_keys": True, "shared_values": True}), "have their values from an earlier layer"),
+        (({}, {"head_dim": 4, "shared_keys": True}), "no earlier layer has keys"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            Decoder(**SIZES, pattern=tuple(LayerKind(**kind) for kind in kinds))
+    mixture = Experts(count=4, active=2, hidden=8)
+    with pytest.raises(FieldError, match="these layers have experts"):
+        Decoder(**SIZES, pattern=(LayerKind(hidden=8),), experts=mixture)
     for wrong, message in (
         ({"attention_multiplier": 0.1, "query_pre_attn_scalar": 4.0}, "exclude each other"),
         ({"parallel": True, "pre_norm": False, "post_norm": True}, "read what pre_norm normalises"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dtrain.checkpoint.tensors import InMemory
-from dtrain.core.errors import RecipeError
+from dtrain.core.errors import DataError, RecipeError
 from dtrain.models.decoder import Decoder
 from dtrain.models.delta import Delta
 from dtrain.models.latent import Latent
@@ -53,6 +53,8 @@ MODELS: dict[str, Decoder] = {
     "gemma4": Decoder(**SIZES, kv_heads=4, head_dim=4, qk_norm=True, value_norm=True, post_norm=True, layer_scale=True,
                       tied=True, experts=Experts(count=4, active=2, hidden=6, beside=True),
                       pattern=(LayerKind(window=4), LayerKind(head_dim=6, kv_heads=2, shared_values=True))),
+    "gemma4 with inputs": Decoder(**SIZES, head_dim=4, qk_norm=True, value_norm=True, post_norm=True, layer_inputs=5,
+                                  pattern=(LayerKind(window=4), LayerKind(), LayerKind(shared_keys=True, hidden=10))),
     "qwen3_5_moe": Decoder(**SIZES, **LINEAR, experts=Experts(count=4, active=2, hidden=6, shared=1, shared_gate=True)),
     "qwen3_next": Decoder(**SIZES, **LINEAR, experts=Experts(count=4, active=2, hidden=6, shared=1, shared_gate=True)),
     "qwen3_5_moe_joint": Decoder(**SIZES, **LINEAR, experts=replace(GATED, shared_gate=True)),
@@ -77,7 +79,7 @@ def written(own: dict[str, Param], table: Any, values: dict[str, np.ndarray]) ->
 @pytest.mark.parametrize("family", MODELS)
 def test_what_is_written_is_read_back_whole_and_in_parts(family: str) -> None:
     model, draw = MODELS[family], np.random.default_rng(0)
-    (naming,) = [one for one in model.namings if one.family == family]
+    (naming,) = [one for one in model.namings if one.family == family.partition(" ")[0]]
     declared = model.params()
     own = dict(zip(jax.tree.leaves(paths(declared)), jax.tree.leaves(declared), strict=True))
     values = {name: draw.normal(size=param.shape).astype(np.float32) for name, param in own.items()}
@@ -120,11 +122,25 @@ def test_a_decoder_inside_a_model_with_images_is_found() -> None:
     tensors = InMemory(dict(zip(names, plain.values(), strict=True)) | others)
     found = find_tensors(tensors, model, own, Path("folder"), say=said.append)
     assert found.prefix == NESTED
-    assert said == [
-        "folder: not read: 1 tensors of layers that predict further tokens",
-        "folder: not read: 5 tensors of encoders of images or sounds",
-    ]
+    assert said == ["folder: not read: 1 tensors of layers that predict further tokens",
+                    "folder: not read: 5 tensors of encoders of images or sounds"]  # fmt: skip
     assert {name: found.table[name] for name in own} == {name: naming.places[name] for name in own}
+
+
+def test_keys_that_layers_with_shared_keys_do_not_use_are_left_out() -> None:
+    """As published files have them; those of other layers are not."""
+    model = MODELS["gemma4 with inputs"]
+    declared, said = model.params(), list[str]()
+    own = dict(zip(jax.tree.leaves(paths(declared)), jax.tree.leaves(declared), strict=True))
+    places = model.namings[0].places
+    plain = written(own, places, {name: np.zeros(param.shape, np.float32) for name, param in own.items()})
+    layer = "model.layers.{}.self_attn.k_norm.weight"
+    more = {layer.format(2): np.zeros(4), "model.layers.2.self_attn.v_proj.weight": np.zeros((8, 4))}
+    assert not plain.keys() & more.keys()
+    find_tensors(InMemory(plain | more), model, own, Path("folder"), say=said.append)
+    assert said == ["folder: not read: 2 tensors of keys and values that layers with shared keys do not use"]
+    with pytest.raises(DataError, match=r"layers\.3\.self_attn\.k_norm\.weight is not a parameter of the model"):
+        find_tensors(InMemory(plain | {layer.format(3): np.zeros(4)}), model, own, Path("folder"))
 
 
 def test_adapters_get_the_names_of_the_family_that_the_base_was_imported_as() -> None:

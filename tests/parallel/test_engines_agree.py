@@ -47,8 +47,12 @@ OPTIMIZERS["adafactor"] = Adafactor(lr=1e-3, decay=0.1, factor_from=8)
 
 
 EVERY_OTHER = [model for model in LANGUAGE_MODELS if model != "mixtral"]
-MESHES_OF = {"qwen3_5": ("data-fsdp-tensor", "pipeline-fsdp"), "lfm2_moe": ("data-fsdp-tensor", "fsdp-expert-tensor")}
-"""Of models that need whole rows."""
+MESHES_OF = {
+    "qwen3_5": ("data-fsdp-tensor", "pipeline-fsdp"),
+    "lfm2_moe": ("data-fsdp-tensor", "fsdp-expert-tensor"),
+    "gemma4_e2b": ("data-fsdp-tensor", "sequence-tensor", "pipeline-sequence-tensor", "pipeline-fsdp"),
+}
+"""Of models that need whole rows, and of one whose layers share what goes through a pipeline."""
 LANGUAGE_CASES = [
     (model, engine, mesh, 1)
     for model, mesh in [
@@ -63,7 +67,7 @@ LANGUAGE_CASES = [
 ]
 LANGUAGE_CASES += [("llama", "shard_map", mesh, 2) for mesh in ("fsdp-sequence", "pipeline-fsdp")]
 ALWAYS = [("llama", "shard_map", "sequence-tensor", 1), ("llama", "shard_map", "pipeline-fsdp", 2)]
-ALWAYS += [(model, "shard_map", "data-fsdp-tensor", 1) for model in ("qwen3_5", "gemma4")]
+ALWAYS += [(model, "shard_map", "data-fsdp-tensor", 1) for model in ("qwen3_5", "gemma4", "gemma4_e2b")]
 IN_CI = covering(CASES, also=QUICK) | covering(LANGUAGE_CASES, values=1, also=ALWAYS)
 """All pairs of a model for images, an engine, a mesh and a number of microbatches, and each model, engine and mesh for
 tokens; the full products at night."""

@@ -46,14 +46,15 @@ OTHERS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 3.0, "window_theta": 50.0, "pattern": (LayerKind(window=4), LayerKind()),
         "qkv_clip": 0.5, "attention_multiplier": 0.7, "query_growth": QueryGrowth(rate=0.5, original=4),
         "latent": Latent(rank=4, rotated=4), "delta": dataclasses.replace(DELTA, taps=2),
-        "convolution": ShortConvolution(taps=2),
+        "convolution": ShortConvolution(taps=2), "layer_inputs": 4,
     },
     "Latent": {"query_rank": 6, "rotated": 2, "value_dim": 6, "epsilon": 0.1},
     "Experts": {
         "count": 8, "active": 3, "hidden": 4, "shared": 1, "scale": 2.0, "balance": 0.5, "z_loss": 0.5,
         "bias_rate": 0.1, "capacity": 0.5, "groups": 2, "active_groups": 2, "shared_hidden": 6,
     },
-    "LayerKind": {"count": 2, "window": 8, "position": NoPosition(), "head_dim": 4, "kv_heads": 1},
+    "LayerKind": {"count": 2, "window": 8, "position": NoPosition(), "head_dim": 4, "kv_heads": 1,
+                  "hidden": 24},
     "QueryGrowth": {"rate": 0.1, "original": 8},
     "Rope": {"theta": 100.0, "scaling": LinearScaling(factor=2.0), "partial": 0.5},
     "Linear": {"factor": 3.0},
@@ -104,7 +105,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "window_theta": {"window": 4}, "pre_norm": {"post_norm": True}, "qk_norm_joint": {"qk_norm": True},
     "qk_norm_rotated": {"qk_norm": True}, "shared_gate": {"shared": 1}, "active_groups": {"groups": 2},
     "parallel_norms": {"parallel": True}, "shared_hidden": {"shared": 1}, "group_by": {"groups": 2},
-    "delta": LINEAR, "convolution": CONVOLVED, "mixer": {"window": None}, "proportional": {"partial": 0.5},
+    "delta": LINEAR, "convolution": CONVOLVED, "mixer": {"window": None}, "LayerKind.hidden": {"dense": True},
+    "proportional": {"partial": 0.5},
 }  # fmt: skip
 """Other fields that a field needs to have an effect."""
 
@@ -161,9 +163,11 @@ CONTAINERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     Experts: lambda part: {"experts": part},
     Delta: lambda part: LINEAR | {"delta": part},
     ShortConvolution: lambda part: CONVOLVED | {"convolution": part},
-    # a layer beside one that has nothing
+    # layers between one that has keys for them and one that has nothing
     LayerKind: lambda part: (
-        {"experts": MOE, "layers": 3} | MIXED.get(part.mixer, {}) | {"pattern": (part, LayerKind())}
+        {"experts": MOE, "layers": 4}
+        | MIXED.get(part.mixer, {})
+        | {"pattern": (dataclasses.replace(part, count=1, shared_keys=False), part, LayerKind())}
     ),
     Latent: lambda part: {"latent": part},
     QueryGrowth: lambda part: {"query_growth": part},

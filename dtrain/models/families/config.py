@@ -56,7 +56,7 @@ NEEDS: dict[str, str] = {
     **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
     **dict.fromkeys(("mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"),
                     _STATE),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), "embeddings of each layer"),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), "several streams of activations (AltUp), low-rank residuals"),
     "persimmon": "normalisations of queries and keys with biases",
     **dict.fromkeys(("bloom", "mpt", "falcon"), "attention with linear biases (ALiBi)"),
     "llama4_text": "attention in chunks and gates before the experts",

@@ -1,5 +1,5 @@
 """Gemma 4 in a config.json, read and written: heads of other sizes, and values that are keys, in the layers without a
-window."""
+window; inputs of each layer, and layers that share the keys of earlier ones."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,11 @@ def layers(size: int) -> Part:
             return {}
         types[-1] = FULL  # as transformers does
         shared, window = fields("attention_k_eq_v"), fields("sliding_window", "window")
+        first = count - fields("num_kv_shared_layers")  # of the layers that share keys
+        if first < count and set(types[: max(first, 0)]) != set(types):
+            fields.refuse(f"num_kv_shared_layers: {count - first}, and no earlier layer of each type")
+            return {}
+        wide = 2 * fields("intermediate_size") if fields("use_double_wide_mlp") else None
         own = {"head_dim": fields("global_head_dim"), "kv_heads": fields("num_global_key_value_heads")}
         if not shared:
             own["kv_heads"] = None
@@ -65,21 +70,24 @@ def layers(size: int) -> Part:
         ropes = {kind: _rotation(fields, kind) for kind in dict.fromkeys(types)}
         fields.sources["pattern"] = f"layer_types: {types.count(LOCAL)} of {count} layers are {LOCAL}"
 
-        def one(kind: str, sizes: JsonObject) -> LayerKind:
+        def one(number: int, kind: str, sizes: JsonObject) -> LayerKind:
             others = {name: size for name, size in sizes.items() if size not in (None, usual[name])}
-            local = kind == LOCAL
+            local, later = kind == LOCAL, number >= first
             return LayerKind(
                 window=window if local else None,
                 position=None if ropes[kind] == ropes[FULL] else ropes[kind],
-                shared_values=bool(shared) and not local,
+                shared_values=bool(shared) and not local and not later,
+                shared_keys=later,
+                hidden=wide if later else None,
                 **others,
             )
 
-        return {"position": ropes[FULL], "pattern": compressed([*map(one, types, sizes)])}
+        return {"position": ropes[FULL], "pattern": compressed([*map(one, range(count), types, sizes)])}
 
     def write(model: "Decoder") -> JsonObject:
         types = [LOCAL if kind.window else FULL for kind in model.kinds]
-        full = [kind for kind, name in zip(model.kinds, types, strict=True) if name == FULL]
+        own = zip(model.kinds, types, strict=True)
+        full = [kind for kind, name in own if name == FULL and not kind.shared_keys]
         local = [kind for kind, name in zip(model.kinds, types, strict=True) if name == LOCAL]
         ropes = {FULL: model.position, LOCAL: next((kind.position for kind in local), None) or model.position}
         last = full[-1] if full else LayerKind()
@@ -89,12 +97,15 @@ def layers(size: int) -> Part:
             "attention_k_eq_v": last.shared_values,
             "global_head_dim": last.head_dim or model.head_size,
             "num_global_key_value_heads": (last.kv_heads or model.groups) if last.shared_values else None,
+            "num_kv_shared_layers": sum(kind.shared_keys for kind in model.kinds),
+            "use_double_wide_mlp": any(kind.hidden for kind in model.kinds),
             "rope_parameters": {kind: _written(rope) for kind, rope in ropes.items()},
         }
         return written
 
     defaults = {
         "sliding_window": size, "attention_k_eq_v": False, "global_head_dim": 512, "num_global_key_value_heads": None,
+        "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
     }  # fmt: skip
     return Part(defaults, read, write)
 
@@ -134,21 +145,21 @@ def experts_beside() -> Part:
     return Part({"enable_moe_block": False, **own.defaults}, read, write)
 
 
-def absent(per_layer: int) -> Part:
-    """What the smaller models have beside: embeddings of each layer, and layers that use the keys of earlier ones."""
-    names = ("hidden_size_per_layer_input", "num_kv_shared_layers")
+def inputs(size: int) -> Part:
+    """Inputs of each layer, of `size` values by default."""
 
     def read(fields: Fields) -> JsonObject:
-        fields.known |= {"vocab_size_per_layer_input", "use_double_wide_mlp", "use_bidirectional_attention"}
-        for name in names:
-            if value := fields(name):
-                fields.refuse(f"{name}: {value}")
-        if (both := fields.values.get("use_bidirectional_attention")) == "all":
+        if (both := fields.maybe("use_bidirectional_attention")) == "all":
             fields.refuse(f"use_bidirectional_attention: {both}")
-        return {}
+        found, words = fields("hidden_size_per_layer_input", "layer_inputs"), fields("vocab_size_per_layer_input")
+        if found and words != fields("vocab_size"):
+            fields.refuse(f"vocab_size_per_layer_input: {words}, which is not vocab_size")
+        return {"layer_inputs": found or 0}
 
-    defaults = {"hidden_size_per_layer_input": per_layer, "num_kv_shared_layers": 0}
-    return Part(defaults, read, lambda _: {"hidden_size_per_layer_input": 0})
+    def write(model: "Decoder") -> JsonObject:
+        return {"hidden_size_per_layer_input": model.layer_inputs, "vocab_size_per_layer_input": model.vocab}
+
+    return Part({"hidden_size_per_layer_input": size, "vocab_size_per_layer_input": 262_144}, read, write)
 
 
 def gemma4(window: int, per_layer: int) -> tuple[Part, ...]:
@@ -158,6 +169,6 @@ def gemma4(window: int, per_layer: int) -> tuple[Part, ...]:
         biases(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False)),
         fixed(embed_scale=True, qk_norm=True, value_norm=True, post_norm=True, layer_scale=True,
               attention_multiplier=1.0),
-        layers(window), experts_beside(), absent(per_layer), dense(),
+        layers(window), experts_beside(), inputs(per_layer), dense(),
         same("logit_softcap", "final_logit_softcapping", None),
     )  # fmt: skip

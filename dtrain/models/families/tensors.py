@@ -8,8 +8,9 @@ import jax
 
 from dtrain.models.delta import Delta
 from dtrain.models.families.older_names import LEARNED, ROTARY, SCALE_AND_BIAS
+from dtrain.models.layer_inputs import INPUTS, NORM, TABLE
 from dtrain.models.nn.param import paths
-from dtrain.models.place import Alternating, Channels, Naming, Place, Row
+from dtrain.models.place import Alternating, Channels, LayersTogether, Naming, Place, Row
 from dtrain.models.rope import Learned
 from dtrain.models.short_convolution import GATES
 
@@ -28,9 +29,17 @@ def namings(model: "Decoder") -> tuple[Naming, ...]:
     own, learned = set(jax.tree.leaves(paths(model.params()))), isinstance(model.position, Learned)
     older = {kind: names(model) for kind, names in (LEARNED if learned else ROTARY).items()}
     tables = older if learned else {kind: _stacks(model, names) for kind, names in _tables(model).items()} | older
-    found = [Naming("transformers", names, kind) for kind, names in tables.items() if own <= names.keys()]
+    unused = _unused(model)
+    found = [Naming("transformers", names, kind, unused) for kind, names in tables.items() if own <= names.keys()]
     usual = next(iter(tables))
     return tuple(found) or (Naming("transformers", tables[usual], usual),)
+
+
+def _unused(model: "Decoder") -> frozenset[str]:
+    """Keys and values that published files have for layers which share those of earlier ones."""
+    parts = [f"{name}.{kind}" for name in ("k_proj", "v_proj", "k_norm", "v_norm") for kind in ("weight", "bias")]
+    later = [number for number, kind in enumerate(model.kinds) if kind.shared_keys]
+    return frozenset(f"{LAYER.format(layer=number)}self_attn.{part}" for number in later for part in parts)
 
 
 def _stacks(model: "Decoder", names: dict[str, Place]) -> dict[str, Place]:
@@ -178,13 +187,21 @@ def _lfm2(model: "Decoder", usual: dict[str, Place]) -> dict[str, Place]:
 
 
 def _gemma4(model: "Decoder") -> dict[str, Place]:
-    """A factor of each layer, and experts beside the feed-forward layer."""
+    """A factor of each layer, experts beside the feed-forward layer, and inputs of each layer."""
     run = model.experts.hidden if model.experts else 1
     found = _together(f"{LAYER}experts.gate_up_proj", f"{LAYER}experts.down_proj", run=run, transposed=True)
     found |= {"blocks.scale": Place(f"{LAYER}layer_scalar")}
     found |= _norms({"moe_norm": "pre_feedforward_layernorm_2", "mlp_post": "post_feedforward_layernorm_1",
                      "moe_post": "post_feedforward_layernorm_2"})  # fmt: skip
     found["blocks.moe.router"] = Place(f"{LAYER}router.proj.weight", transposed=True)
+    groups = [*map(model.group, model.kinds)]
+    stacks = tuple(tuple(n for n, group in enumerate(groups) if group == one) for one in dict.fromkeys(groups))
+    tables = {TABLE: ("embed_tokens_per_layer", False), f"{INPUTS}.projection": ("per_layer_model_projection", True)}
+    for ours, (theirs, transposed) in tables.items():
+        found[f"blocks.{ours}"] = LayersTogether(f"model.{theirs}.weight", transposed, stacks=stacks)
+    found |= _matrices({f"{INPUTS}.gate": "per_layer_input_gate", f"{INPUTS}.out": "per_layer_projection"})
+    found |= _norms({"inputs_post": "post_per_layer_input_norm"})
+    found[f"{NORM}.scale"] = Place("model.per_layer_projection_norm.weight")
     names = {"router_scale": "scale", "expert_scale": "per_expert_scale"}
     return found | {f"blocks.moe.{ours}": Place(f"{LAYER}router.{theirs}") for ours, theirs in names.items()}
 

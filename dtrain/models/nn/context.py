@@ -31,7 +31,19 @@ class Layers:
     """Iterations of the loop over layers that are unrolled: `unroll` of `jax.lax.scan`."""
     groups: Sequence[str] = ()
     """For each of the blocks the name of the group of its parameters; (): all have the same shapes."""
+    tables: Sequence[str] = ()
+    """Of a layer's parameters those that it looks up in, with `Context.lookup`: they are not gathered."""
 
+    def but_tables(self, change: Callable[[Tree], Tree], layer: Tree) -> Tree:
+        """`change` of a layer's parameters, or of a stack of layers, without its tables, which stay as they are."""
+        if not self.tables:
+            return change(layer)
+        tables = {name: layer[name] for name in self.tables}
+        return change({name: part for name, part in layer.items() if name not in tables}) | tables
+
+
+LATER = "later"
+"""Among the sums of a layer: arrays by name that all later layers of the round share. It has a block of its own."""
 
 Block = Callable[[Tree, jax.Array, Tree, Any], tuple[jax.Array, Tree]]
 """(parameters of one layer, activations, arrays that all layers share, context) → activations, sums."""
@@ -180,6 +192,14 @@ class Context(Protocol):
         """
         ...
 
+    def for_later(self, k_BTGD: jax.Array, v_BTGD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What later layers attend to that share this layer's keys and values, after it attended to them itself.
+
+        The keys and values; in generation those of all tokens so far, for `attend` of a layer that keeps none. No
+        communication.
+        """
+        ...
+
     def preceding(self, x: jax.Array, count: int, name: str) -> jax.Array:
         """x (B, T, ...) with the `count` tokens before it: (B, count + T, ...). Inside a layer, for whole rows.
 
@@ -199,8 +219,8 @@ class Context(Protocol):
     ) -> tuple[jax.Array, Tree]:
         """Apply layers whose parameters are stacked along a leading `layer` dim: (activations, sums over the layers).
 
-        Layer i is `blocks[i % len(blocks)]`. `shared` holds arrays (examples, ...) for all layers. Of layers in groups,
-        `params` has a stack for each group.
+        Layer i is `blocks[i % len(blocks)]`. `shared` holds arrays (examples, length, ...) for all layers, or (1, ...).
+        Of layers in groups, `params` has a stack for each group.
         shard_map: a scan that all-gathers each layer over fsdp; with mesh.pipeline also an all-gather of examples,
         ppermute between stages, a reduce-scatter of results. jit: a scan; the pipeline in a `shard_map` region.
         """

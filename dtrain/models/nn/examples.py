@@ -42,6 +42,9 @@ class ExampleVerbs:
         """The mesh axes that split the examples, where collectives are explicit."""
         return ()
 
+    def for_later(self, k_BTGD: jax.Array, v_BTGD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return k_BTGD, v_BTGD
+
     def preceding(self, x: jax.Array, count: int, name: str) -> jax.Array:
         del name
         return jnp.pad(x, ((0, 0), (count, 0), *[(0, 0)] * (x.ndim - 2)))

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.models.nn.attention import MASKED_SCORE, AttentionSpec, in_chunks
-from dtrain.models.nn.context import Block, Layers
+from dtrain.models.nn.context import LATER, Block, Layers
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.single_device import SingleDeviceContext
 
@@ -55,7 +55,8 @@ class Kept:
 
 
 KeptLayer = tuple[Tree, Tree]
-"""What is kept of a layer, each `Kept`: keys and values; or, of other mixers, tokens by name, and a state or None."""
+"""What is kept of a layer, each `Kept`: keys and values; or, of other mixers, tokens by name, and a state or None; or
+({}, None), of one that attends to the keys of an earlier layer."""
 
 
 def is_kept(x: object) -> bool:
@@ -104,22 +105,32 @@ class CachedContext(SingleDeviceContext):
         """Attention inside a layer, to the cached tokens and the new ones.
 
         New keys and values are written from slot `used` on. The unused rest of the cache needs no mask of its own: its
-        positions are after every query, and attention is causal.
+        positions are after every query, and attention is causal. A layer that keeps nothing attends to what
+        `for_later` of an earlier one gave.
         """
         cache = self._cache
         if spec.values_in_keys:
             v_BTGD = v_BTGD[..., :0]
-        k_BGDT, v_BGTD = k_BTGD.transpose(0, 2, 3, 1), v_BTGD.transpose(0, 2, 1, 3)
-        k_BGDC = jax.lax.dynamic_update_slice(cache.k[0], k_BGDT.astype(cache.k[0].dtype), (0, 0, 0, cache.used))
-        v_BGCD = jax.lax.dynamic_update_slice(cache.v[0], v_BGTD.astype(cache.v[0].dtype), (0, 0, cache.used, 0))
-        self.k[""] = k_BGDC
-        self.v.append(v_BGCD)
+        k_BGDC, v_BGCD = (k_BTGD, v_BTGD) if cache.v[0] is None else self._extended(k_BTGD, v_BTGD)
 
         def chunk(part: tuple[jax.Array, jax.Array]) -> jax.Array:
             values = jnp.swapaxes(k_BGDC[:, :, : spec.values_in_keys], 2, 3) if spec.values_in_keys else v_BGCD
             return _attention(part[0], k_BGDC, values, spec, part[1], cache.pad_B, sink_H).astype(q_BTHD.dtype)
 
         return in_chunks(chunk, (q_BTHD, self.positions(q_BTHD.shape[1])), q_BTHD.shape[1])
+
+    def _extended(self, k_BTGD: jax.Array, v_BTGD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The cache of this layer, with new keys and values."""
+        cache = self._cache
+        k_BGDT, v_BGTD = k_BTGD.transpose(0, 2, 3, 1), v_BTGD.transpose(0, 2, 1, 3)
+        k_BGDC = jax.lax.dynamic_update_slice(cache.k[0], k_BGDT.astype(cache.k[0].dtype), (0, 0, 0, cache.used))
+        v_BGCD = jax.lax.dynamic_update_slice(cache.v[0], v_BGTD.astype(cache.v[0].dtype), (0, 0, cache.used, 0))
+        self.k[""] = k_BGDC
+        self.v.append(v_BGCD)
+        return k_BGDC, v_BGCD
+
+    def for_later(self, k_BTGD: jax.Array, v_BTGD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.k[""], self.v[0]
 
     def preceding(self, x: jax.Array, count: int, name: str) -> jax.Array:
         """Of the empty slots at the beginning of shorter rows, x is zero."""
@@ -145,7 +156,8 @@ class CachedContext(SingleDeviceContext):
         for number, layer in enumerate(layers):
             own = replace(cache, k=(cache.k[number],), v=(cache.v[number],))
             inside.append(replace(self, cache=own, grown=[], k={}, v=[]))
-            x, _ = blocks[number % len(blocks)](layer, x, shared, inside[-1])
+            x, sums = blocks[number % len(blocks)](layer, x, shared, inside[-1])
+            shared = (shared or {}) | sums.pop(LATER, {})
         k, v = (tuple(ctx.k.get("", ctx.k) for ctx in inside), tuple(ctx.v[0] if ctx.v else None for ctx in inside))
         self.grown.append(replace(cache, k=k, v=v, used=cache.used + x.shape[1]))
         return x, {}

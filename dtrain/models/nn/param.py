@@ -173,7 +173,9 @@ def stacked(tree: Tree, layers: int) -> Tree:
             keys = jax.vmap(lambda layer: jax.random.fold_in(key, layer))(jnp.arange(layers))
             return jax.vmap(lambda k: param.init(k, shape[1:]))(keys)
 
-        return dataclasses.replace(param, shape=(layers, *param.shape), dims=f"layer {param.dims}", init=init)
+        unpadded = param.unpadded and (layers, *param.unpadded)
+        shape, dims = (layers, *param.shape), f"layer {param.dims}"
+        return dataclasses.replace(param, shape=shape, dims=dims, init=init, unpadded=unpadded)
 
     return jax.tree.map(stack, tree)
 

@@ -1,16 +1,18 @@
 """The verbs of `Context` on one device, and the loop over layers that all contexts share."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.models.nn.attention import AttentionSpec, Positions, attention
-from dtrain.models.nn.context import Block, Context, Layers
+from dtrain.models.nn.context import LATER, Block, Context, Layers
 from dtrain.models.nn.examples import ExampleVerbs
 from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree
@@ -89,7 +91,8 @@ def scan_layers(
 ) -> tuple[jax.Array, Tree]:
     """Scan over the layers and add their sums; one iteration applies each block once: of two, layers 2i and 2i + 1.
 
-    Neighbours with the same block are a loop inside. Layers that remain after whole rounds are applied after them.
+    Neighbours with the same block are a loop inside, and so are neighbours that follow each other in the same order
+    again and again. Layers that remain after whole rounds are applied after them.
     """
     groups = how.groups or [""] * len(blocks)
     stacks = params if how.groups else {"": params}
@@ -98,42 +101,76 @@ def scan_layers(
     rounds, rest = divmod(sum(map(_length, stacks.values())), len(blocks))
     used = {name: rounds * groups.count(name) for name in stacks}
 
-    def one(block: Block, carry: jax.Array, layer: Tree) -> tuple[jax.Array, Tree]:
-        return made[block](layer, carry, shared)
+    def one(block: Block, given: Tree, carry: jax.Array, layer: Tree) -> tuple[jax.Array, Tree]:
+        return made[block](layer, carry, given)
 
     def loop(apply: LayerLoop, carry: jax.Array, several: Tree) -> tuple[jax.Array, Tree]:
         carry, sums = jax.lax.scan(apply, carry, several, unroll=min(how.unroll, _length(several)))
         return carry, jax.tree.map(lambda s: s.sum(0), sums)
 
-    def apply_runs(carry: jax.Array, several: dict[str, Tree]) -> tuple[jax.Array, Tree]:
+    def apply_runs(
+        runs: Sequence[Run], given: Tree, carry: jax.Array, several: dict[str, Tree]
+    ) -> tuple[jax.Array, Tree]:
         """The layers of one round, or the first of them."""
         found, first = list[Tree](), dict.fromkeys(several, 0)
-        for block, name, size in runs:
-            after = min(first[name] + size, _length(several[name]))
-            if after > first[name]:
-                carry, sums = apply_run(block, carry, _part(several[name], first[name], after))
+        for part, times in repeated(runs):
+            sizes = {name: times * sum(run[2] for run in part if run[1] == name) for name in several}
+            if times > 1 and all(first[name] + size <= _length(several[name]) for name, size in sizes.items()):
+                own = {name: _part(several[name], first[name], first[name] + n) for name, n in sizes.items() if n}
+                own = jax.tree.map(lambda p, n=times: p.reshape(n, -1, *p.shape[1:]), own)
+                carry, sums = loop(partial(apply_runs, part, given), carry, own)
+                first = {name: first[name] + size for name, size in sizes.items()}
                 found.append(sums)
-            first[name] = after
+                continue
+            for block, name, size in part * times:
+                after = min(first[name] + size, _length(several[name]))
+                if after > first[name]:
+                    carry, sums = apply_run(block, given, carry, _part(several[name], first[name], after))
+                    given = (given or {}) | sums.pop(LATER) if LATER in sums else given
+                    found.append(sums)
+                first[name] = after
         return carry, _added(found)
 
-    def apply_run(block: Block, carry: jax.Array, several: Tree) -> tuple[jax.Array, Tree]:
+    def apply_run(block: Block, given: Tree, carry: jax.Array, several: Tree) -> tuple[jax.Array, Tree]:
         if _length(several) == 1:
-            return one(block, carry, jax.tree.map(lambda p: p[0], several))
-        return loop(partial(one, block), carry, several)
+            return one(block, given, carry, jax.tree.map(lambda p: p[0], several))
+        return loop(partial(one, block, given), carry, several)
 
     if len(runs) == 1:
-        return loop(partial(one, blocks[0]), x, stacks[groups[0]])
+        return loop(partial(one, blocks[0], shared), x, stacks[groups[0]])
     if rounds == 1 and not rest:
-        return apply_runs(x, stacks)
+        return apply_runs(runs, shared, x, stacks)
     found = list[Tree]()
     if rounds:
         whole = {name: _part(stack, 0, used[name]) if rest else stack for name, stack in stacks.items()}
-        x, sums = loop(apply_runs, x, jax.tree.map(lambda p: p.reshape(rounds, -1, *p.shape[1:]), whole))
+        whole = jax.tree.map(lambda p: p.reshape(rounds, -1, *p.shape[1:]), whole)
+        x, sums = loop(partial(apply_runs, runs, shared), x, whole)
         found.append(sums)
     if rest:
-        x, sums = apply_runs(x, {name: _part(stack, used[name], _length(stack)) for name, stack in stacks.items()})
+        own = {name: _part(stack, used[name], _length(stack)) for name, stack in stacks.items()}
+        x, sums = apply_runs(runs, shared, x, own)
         found.append(sums)
     return x, _added(found)
+
+
+Run = tuple[Any, str, int]
+"""A block, the group of its parameters, and how many neighbours it has with itself."""
+
+
+def repeated(runs: Sequence[Run]) -> list[tuple[list[Run], int]]:
+    """The runs in parts that follow each other so many times: at each place the longest such repetition."""
+    found, start = list[tuple[list[Run], int]](), 0
+    while start < len(runs):
+        best = (1, 1)
+        for size in range(1, (len(runs) - start) // 2 + 1):
+            part, times = runs[start : start + size], 1
+            while runs[start + times * size : start + (times + 1) * size] == part:
+                times += 1
+            if times > 1 and size * times > math.prod(best):
+                best = (size, times)
+        found.append((list(runs[start : start + best[0]]), best[1]))
+        start += math.prod(best)
+    return found
 
 
 def _length(stacked: Tree) -> int:
