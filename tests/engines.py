@@ -130,7 +130,7 @@ LANGUAGE_MODELS = {
     ),
     "gemma4_e2b": Decoder(
         vocab=48, context=LENGTH, layers=8, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, init=0.1, tied=True,
-        feed_forward="geglu", qk_norm=True, value_norm=True, post_norm=True, layer_inputs=8, pad_vocab=16,
+        feed_forward="geglu", qk_norm=True, value_norm=True, post_norm=True, layer_inputs=8, pad_vocab=32,
         embed_scale=True, epsilon=1e-3,  # small values that are normalised have more rounding
         position=Rope(partial=0.25, proportional=True), remat="dots",
         pattern=(LayerKind(window=12, position=Rope()), LayerKind(head_dim=16),

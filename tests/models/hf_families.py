@@ -124,9 +124,10 @@ FAMILIES = {
         "hidden_size_per_layer_input": 0, "sliding_window": 8, "num_hidden_layers": 7, "enable_moe_block": True,
         "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}),
     "gemma4-e2b": ("gemma4_text", SMALL | {
-        "head_dim": 8, "global_head_dim": 12, "num_key_value_heads": 1, "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": 96, "sliding_window": 8, "num_hidden_layers": 9, "num_kv_shared_layers": 5,
-        "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
+        "vocab_size": 97, "head_dim": 8, "global_head_dim": 12, "num_key_value_heads": 1,
+        "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 97, "sliding_window": 8,
+        "num_hidden_layers": 9,
+        "num_kv_shared_layers": 5, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 3}),
     "gemma4-e4b": ("gemma4_text", SMALL | OTHER | {
         "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 97,

@@ -77,20 +77,23 @@ def _is_jaxpr(x: Any) -> bool:
     return hasattr(x, "eqns") or hasattr(x, "jaxpr")
 
 
-@pytest.mark.parametrize("after", [1, 3])
-def test_an_order_that_repeats_inside_a_round_is_a_loop(after: int) -> None:
-    """Of two groups: four times two near and one far, then others; each layer multiplies and adds."""
+@pytest.mark.parametrize(("after", "rest"), [(1, 0), (3, 0), (1, 1), (1, 7)])
+def test_an_order_that_repeats_inside_a_round_is_a_loop(after: int, rest: int) -> None:
+    """Of two groups: four times two near and one far, then others; each layer multiplies and adds. And with the first
+    layers of a second round."""
     order = "nnf" * 4 + "m" * after
+    layers = order + order[:rest]
     factors = {"n": 2.0, "f": -3.0, "m": 0.5}
 
     def block(factor: float, layer: Any, x: jax.Array, _shared: Any, _ctx: Any) -> tuple[jax.Array, Any]:
         return factor * x + layer["add"], {"seen": layer["add"].sum()}
 
     made = {kind: partial(block, factor) for kind, factor in factors.items()}
-    add = {"near": np.random.default_rng(0).normal(size=(8 + after, 4)).astype(np.float32)}
-    add["far"] = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+    far = layers.count("f")
+    add = {"near": np.random.default_rng(0).normal(size=(len(layers) - far, 4)).astype(np.float32)}
+    add["far"] = np.random.default_rng(1).normal(size=(far, 4)).astype(np.float32)
     groups, expected, left = ["far" if kind == "f" else "near" for kind in order], np.ones(4, np.float32), dict(add)
-    for kind, group in zip(order, groups, strict=True):
+    for kind, group in zip(layers, groups + groups[:rest], strict=True):
         expected, left[group] = factors[kind] * expected + left[group][0], left[group][1:]
 
     def run(add: Any) -> tuple[jax.Array, Any]:
@@ -102,7 +105,8 @@ def test_an_order_that_repeats_inside_a_round_is_a_loop(after: int) -> None:
     found, sums = jax.jit(run)(add)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(sums["seen"], sum(value.sum() for value in add.values()), rtol=1e-4)
-    assert _scans(jax.make_jaxpr(run)(add).jaxpr) == 2 + (after > 1)  # the order, two near, and what follows
+    # the order, two near, and what follows; then one of a second round alone, or two near twice
+    assert _scans(jax.make_jaxpr(run)(add).jaxpr) == 2 + (after > 1) + (rest > 0) + 2 * (rest > 1)
 
 
 def test_runs_are_repeated_where_the_longest_repetition_is() -> None:

@@ -1,6 +1,7 @@
 """Under `jit` with fsdp, parameters are gathered and the examples stay where they are, whatever the model."""
 
 import re
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -84,3 +85,15 @@ def test_no_model_gathers_its_batch(name: str) -> None:
     one = step.train_step(on.grads, on.update, learning_rate(ADAM, 100), on.layout.declared)
     traced = on.engine.trace(on.layout, one, on.now, on.rows, out=None, donate=False)
     assert not over_data(on.engine.compile(traced, "cpu").as_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["jit", "shard_map"])
+def test_the_tables_of_layers_are_not_gathered(engine: str) -> None:
+    """(vocab 96, inputs 20) each, of which fsdp has 5 columns on a device: tokens and their columns are exchanged."""
+    on = place(replace(EVERY["gemma4_e2b"], layer_inputs=20, pad_vocab=96), ENGINES[engine], Mesh(data=2, fsdp=4))
+    one = step.train_step(on.grads, on.update, learning_rate(ADAM, 100), on.layout.declared)
+    program = on.engine.compile(on.engine.trace(on.layout, one, on.now, on.rows, out=None, donate=False), "cpu")
+    sizes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", program.as_text())}
+    assert any(size[-2:] == (96, 5) for size in sizes)
+    assert not [size for size in sizes if size[-2:] == (96, 20)]
