@@ -195,12 +195,19 @@ def plain_part(section: Any) -> dict[str, object]:
 
 
 def given_part(section: Any) -> dict[str, Any]:
-    """A section of one kind as plain values, without what is the default."""
-    values, default = plain_part(section), {}
+    """A section as plain values, without what is the default in it and in its own sections."""
+    found: dict[str, Any] = {}
     for field in dataclasses.fields(section):
-        if field.default is not dataclasses.MISSING:
-            default[field.name] = field.default
-    return {"kind": section.kind} | {name: value for name, value in values.items() if value != default.get(name)}
+        value = getattr(section, field.name)
+        if field.name == "kind" or (value is not None and value != field.default):
+            found[field.name] = _given(value)
+    return found
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_given(one) for one in value]
+    return given_part(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def plain(recipe: Recipe) -> JsonObject:

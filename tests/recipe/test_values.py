@@ -1,12 +1,14 @@
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from dtrain.core.errors import RecipeError
-from dtrain.recipe.load import load
-from dtrain.recipe.recipe import Launch
+from dtrain.recipe.load import given_part, load, part
+from dtrain.recipe.recipe import Launch, Model
 from dtrain.recipe.schema import schema
+from dtrain.recipe.yaml import dump
+from tests.engines import LANGUAGE_MODELS, MODELS
 from tests.recipe.test_load import GOOD, write
 
 
@@ -71,3 +73,12 @@ def test_every_name_has_a_sentence_in_place_of_its_pattern(tmp_path: Path) -> No
 
 def test_an_editor_accepts_one_string_for_a_list() -> None:
     assert schema()["$defs"]["Text"]["properties"]["files"]["type"] == ["array", "string"]
+
+
+@pytest.mark.parametrize("model", [*MODELS.values(), *LANGUAGE_MODELS.values()], ids=lambda model: model.kind)
+def test_what_is_given_of_a_section_is_the_section(model: Any) -> None:
+    """Without defaults, those of sections inside it included: the layers of a pattern, the rotation."""
+    values = given_part(model)
+    assert part(Model, values, "model") == model
+    assert all(layer.get("mixer") != "attention" for layer in values.get("pattern", ()))
+    assert "interleaved: false" not in dump(values)
