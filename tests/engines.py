@@ -137,6 +137,12 @@ LANGUAGE_MODELS = {
                  LayerKind(window=12, position=Rope(), shared_keys=True, hidden=64),
                  LayerKind(head_dim=16, shared_keys=True, hidden=64)),
     ),
+    "llama4": Decoder(
+        vocab=48, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, hidden=48, init=0.1, qk_norm_plain=True,
+        position=Rope(interleaved=True), query_growth=QueryGrowth(rate=0.5, original=6, first=1, unrotated=True),
+        experts=Experts(count=4, active=1, hidden=24, shared=1, score="sigmoid", renormalise=False, before=True),
+        pattern=(LayerKind(chunk=10, dense=True), LayerKind(position=NoPosition())),
+    ),
     "phi": Decoder(
         vocab=48, context=LENGTH, layers=2, width=32, heads=4, hidden=48, feed_forward="relu", init=0.1, norm="layer",
         norm_bias=True, bias=True, parallel=True, parallel_norms=True, head_bias=True, position=Rope(partial=0.5),

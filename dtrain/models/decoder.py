@@ -21,7 +21,7 @@ from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFlo
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT, Batch, Example
 from dtrain.models import layer_inputs
 from dtrain.models.decoder_checks import check
-from dtrain.models.decoder_layer import GROWTH, WAVES, QueryGrowth, apply, kept, layer, norm, normal
+from dtrain.models.decoder_layer import CHUNKS, GROWTH, WAVES, QueryGrowth, apply, chunks, kept, layer, norm, normal
 from dtrain.models.delta import Delta
 from dtrain.models.families.tensors import namings
 from dtrain.models.feed_forward import Form, gated
@@ -65,7 +65,7 @@ def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tre
         if kind.mixer == ATTENTION:  # scores of queries and keys, and sums of values
             size = model.head_size_of(kind)
             sizes = size + (model.latent.values(size) if model.latent else size)
-            each += 6 * model.heads * sizes * mean_attended_keys(length, kind.window)
+            each += 6 * model.heads * sizes * mean_attended_keys(length, kind.window, kind.chunk)
     each += 6 * sum(mixer.products(model.width) for kind in model.kinds if (mixer := model.mixer(kind)))
     parameters = "6N" if not frozen else "4N of frozen and 6N of trained parameters"
     return Flops(each * tokens, f"{parameters} and causal attention")
@@ -126,6 +126,8 @@ class Decoder(Declared):
     """Normalise queries, and keys, over all heads together (OLMo 2)."""
     qk_norm_rotated: bool = False
     """Normalise queries and keys after their rotation (Hunyuan) in place of before."""
+    qk_norm_plain: bool = False
+    """Normalise queries and keys per head after their rotation, without a scale, in layers that rotate (Llama 4)."""
     value_norm: bool = False
     """Normalise values per head, without a scale (Gemma 4)."""
     qkv_clip: PositiveFloat | None = None
@@ -363,6 +365,9 @@ class Decoder(Declared):
         shared |= {WAVES: tuple(rope.waves(position_BT, size) for rope, size in self.rotations)}
         shared |= {GROWTH: self.query_growth.factor(position_BT)} if self.query_growth else {}
         shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
+        if sizes := {kind.chunk for kind in self.round if kind.chunk}:
+            at_BT = jnp.broadcast_to(position_BT, token_BT.shape)
+            shared |= {CHUNKS: {f"{size}": chunks(at_BT, batch.get(DOCUMENT), size, self.context) for size in sizes}}
         shared |= layer_inputs.shared(params, first_BTE, token_BT, ctx) if self.layer_inputs else {}
         tables = (layer_inputs.TABLE,) if self.layer_inputs else ()
         how = Layers(self.remat, self.unroll, self.stacks and tuple(map(self.group, self.round)), tables)

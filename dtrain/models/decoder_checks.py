@@ -13,8 +13,8 @@ PATTERNED = ("window", "global_every", "window_theta")
 """Settings that `pattern` replaces."""
 
 OF_ATTENTION = (
-    "qk_norm", "value_norm", "qkv_clip", "qkv_bias", "out_bias", "latent", "attention_gate", "sinks", "query_growth",
-    "attention_softcap", "attention_multiplier", "query_pre_attn_scalar",
+    "qk_norm", "qk_norm_plain", "value_norm", "qkv_clip", "qkv_bias", "out_bias", "latent", "attention_gate", "sinks",
+    "query_growth", "attention_softcap", "attention_multiplier", "query_pre_attn_scalar",
 )  # fmt: skip
 """Settings that only layers with attention have."""
 
@@ -45,6 +45,8 @@ def check(model: "Decoder") -> None:
         raise FieldError("experts.beside", "beside: set hidden, the width of the feed-forward layer; without parallel")
     if model.experts and all(kind.dense for kind in model.round):
         raise FieldError("pattern", "no layer has experts: leave experts out")
+    if any(kind.chunk and kind.window for kind in model.pattern):
+        raise FieldError("pattern", "chunk and window exclude each other in a layer")
     beside = model.experts is None or model.experts.beside
     if any(kind.hidden and not kind.dense and not beside for kind in model.pattern):
         hint = "set experts.hidden, or dense: true"
@@ -83,8 +85,9 @@ def _check_mixers(model: "Decoder") -> None:
             continue
         if model.mixer(kind) is None:
             raise FieldError("pattern", f"layers have the mixer {kind.mixer}: set its sizes in model.{kind.mixer}")
-        if kind.window or kind.position:
-            raise FieldError("pattern", f"layers of mixer {kind.mixer} have neither a window nor rotary positions")
+        if kind.window or kind.chunk or kind.position:
+            message = f"layers of mixer {kind.mixer} have neither a window, chunks nor rotary positions"
+            raise FieldError("pattern", message)
     used = {kind.mixer for kind in model.pattern}
     if used - {ATTENTION} and model.bias:
         hint = "set qkv_bias, out_bias and mlp_bias, which are those of layers with attention"
@@ -108,7 +111,16 @@ def _check_latent(model: "Decoder") -> None:
     if model.latent.rotated >= model.head_size:
         message = f"latent.rotated = {model.latent.rotated} leaves nothing of head_dim = {model.head_size}"
         raise FieldError("latent.rotated", message)
-    others = ("qk_norm", "value_norm", "qkv_bias", "qkv_clip", "bias", "query_growth", "attention_gate")
+    others = (
+        "qk_norm",
+        "qk_norm_plain",
+        "value_norm",
+        "qkv_bias",
+        "qkv_clip",
+        "bias",
+        "query_growth",
+        "attention_gate",
+    )
     if given := next((name for name in others if getattr(model, name)), None):
         raise FieldError(given, f"latent attention has no {given}")
 
@@ -129,5 +141,7 @@ def _check_norms(model: "Decoder") -> None:
     if model.qk_norm_joint and (not model.qk_norm or model.norm != "rms" or model.norm_offset or not model.norm_scale):
         message = "qk_norm_joint needs qk_norm: true, norm: rms, norm_scale: true and norm_offset: false"
         raise FieldError("qk_norm_joint", message)
+    if model.qk_norm_plain and model.qk_norm:
+        raise FieldError("qk_norm_plain", "qk_norm and qk_norm_plain exclude each other")
     if model.qk_norm_rotated and (not model.qk_norm or model.qk_norm_joint):
         raise FieldError("qk_norm_rotated", "qk_norm_rotated needs qk_norm: true and qk_norm_joint: false")

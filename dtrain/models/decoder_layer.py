@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dtrain.core.types import Positive, PositiveFloat
+from dtrain.core.types import Natural, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, WEIGHT
 from dtrain.models import layer_inputs
 from dtrain.models.feed_forward import hidden
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 QKV = ("query", "key", "value")
 JOINED = "joined"
 """The matrices of `joined`."""
-WAVES, GROWTH = "waves", "growth"
-"""What all layers share, by position: the waves of each rotation, and the factor of queries."""
+WAVES, GROWTH, CHUNKS = "waves", "growth", "chunks"
+"""What all layers share, by position: the waves of each rotation, the factor of queries, and for each size of chunks
+the documents that these are in `attend`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +45,14 @@ class QueryGrowth:
     """How fast it grows."""
     original: Positive
     """Context length of the pretraining; before it the factor is 1."""
+    first: Natural = 0
+    """Number of the first position: 1 in Llama 4."""
+    unrotated: bool = False
+    """Only in layers that do not rotate queries (Llama 4)."""
 
     def factor(self, position_BT: jax.Array) -> jax.Array:
         """(B, T), float32."""
+        position_BT = position_BT + self.first
         return 1 + self.rate * jnp.log1p(jnp.floor(position_BT.astype(jnp.float32) / self.original))
 
 
@@ -198,6 +204,7 @@ def _attention(
         x_BTHD = clipped(x_BTHD)
         if isinstance(rope, Rope) and waves is not None:
             x_BTHD = rotated(x_BTHD, waves, rope.interleaved)
+            x_BTHD = normalised({}, x_BTHD, "rms", model.epsilon, offset=False) if model.qk_norm_plain else x_BTHD
         return _head_norm(model, block, name, x_BTHD) if model.qk_norm_rotated else x_BTHD
 
     q_BTHD = turned("query", project("query", "heads"), "heads", model.heads)
@@ -208,9 +215,10 @@ def _attention(
         k_BTGD = turned("key", key_BTGD, "kv_heads", groups)
         v_BTGD = clipped(key_BTGD if kind.shared_values else project("value", "kv_heads"))
         v_BTGD = normalised({}, v_BTGD, "rms", model.epsilon, offset=False) if model.value_norm else v_BTGD
-    if GROWTH in shared:
+    if GROWTH in shared and not (model.query_growth and model.query_growth.unrotated and waves is not None):
         q_BTHD = (q_BTHD * shared[GROWTH][:, :, None, None]).astype(q_BTHD.dtype)
-    y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, _spec(model, kind), shared.get(DOCUMENT), block.get("sink"))
+    document_BT = shared[CHUNKS][f"{kind.chunk}"] if kind.chunk else shared.get(DOCUMENT)
+    y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, _spec(model, kind), document_BT, block.get("sink"))
     if model.attention_gate:
         gate_BTHD = project("gate", "heads")
         y_BTHD = (y_BTHD * jax.nn.sigmoid(gate_BTHD.astype(jnp.float32))).astype(y_BTHD.dtype)
@@ -222,7 +230,13 @@ def _spec(model: "Decoder", kind: LayerKind) -> AttentionSpec:
     factor = model.attention_multiplier or (model.query_pre_attn_scalar or model.head_size_of(kind)) ** -0.5
     rope = kind.position or model.position
     factor *= rope.scaling.scores if isinstance(rope, Rope) and rope.scaling else 1.0
-    return AttentionSpec(factor, window=kind.window, softcap=model.attention_softcap)
+    return AttentionSpec(factor, window=kind.window, softcap=model.attention_softcap, chunk=kind.chunk)
+
+
+def chunks(position_BT: jax.Array, document_BT: jax.Array | None, size: int, context: int) -> jax.Array:
+    """A number for each chunk of each document, from positions in documents: (B, T), int32."""
+    number_BT = position_BT // size
+    return number_BT if document_BT is None else document_BT * -(-context // size) + number_BT
 
 
 def _latent(

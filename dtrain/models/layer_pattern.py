@@ -22,6 +22,8 @@ class LayerKind:
     """How many follow each other."""
     window: Positive | None = None
     """Keys that a query attends to, its own included; default: all earlier ones."""
+    chunk: Positive | None = None
+    """Keys that a query attends to are those of its chunk of so many positions, in place of a window (Llama 4)."""
     position: Rope | NoPosition | None = None
     """How queries and keys are rotated; default: `model.position`."""
     dense: bool = False
@@ -53,7 +55,7 @@ class LayerKind:
     @property
     def keys(self) -> str:
         """The name of keys and values that such layers can share."""
-        return f"keys {self.window} {self.position} {self.head_dim} {self.kv_heads}"
+        return f"keys {self.window} {self.chunk} {self.position} {self.head_dim} {self.kv_heads}"
 
 
 def shared_from(layers: Sequence[LayerKind]) -> tuple[int | None, ...]:

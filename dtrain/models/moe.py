@@ -71,6 +71,8 @@ class Experts:
     beside: bool = False
     """Experts beside the feed-forward layer, whose results are normalised apart and added. The router reads what
     neither normalises, normalised and scaled by a vector, and each expert has a factor of its gates (Gemma 4)."""
+    before: bool = False
+    """Gates multiply the input of an expert, not its result (Llama 4)."""
     capacity: PositiveFloat | None = None
     """Most tokens of a row that one expert takes, as a multiple of an even spread: earlier tokens come first, the rest
     skip that expert, in training and evaluation, the same on every mesh. The metric `dropped` is their fraction. By
@@ -93,6 +95,8 @@ class Experts:
             raise FieldError(
                 "group_by", "group_by ranks groups of experts, and there is one", "set groups, or leave it out"
             )
+        if self.before and self.biases:
+            raise FieldError("before", "before and biases exclude each other")
         if self.shared_hidden and not self.shared:
             raise FieldError("shared_hidden", "shared_hidden: there are no shared experts")
         if self.shared_gate and not self.shared:
@@ -149,8 +153,9 @@ class Experts:
 
         # The gates multiply the rows before the last matrix, so that its result is not needed for their gradient.
         def products(experts: Tree, rows_NE: jax.Array, gates_N1: jax.Array, times: Product) -> jax.Array:
+            rows_NE = rows_NE * gates_N1 if self.before else rows_NE
             y_NF = hidden(form, lambda name: times(rows_NE, experts[name], name, experts.get(f"{name}_bias")))
-            y_NF = y_NF * gates_N1
+            y_NF = y_NF if self.before else y_NF * gates_N1
             return times(y_NF, experts["down"], "down")
 
         dims = dict.fromkeys(("gate", "up"), "experts embed hidden") | {"down": "experts hidden embed"}

@@ -33,13 +33,14 @@ LATER: dict[str, object] = {
     "experts.group_by": 2, "experts.biases": False, "experts.router_bias": False,
     "experts.shared_hidden": None, "attention_gate": False, "delta": None, "convolution": None,
     "experts.beside": False, "value_norm": False, "layer_scale": False, "position.proportional": False,
-    "layer_inputs": 0,
+    "layer_inputs": 0, "experts.before": False, "qk_norm_plain": False, "query_growth.first": 0,
+    "query_growth.unrotated": False,
 }  # fmt: skip
 """Settings of decoders that earlier versions did not have, with the values that say what those versions computed."""
 
 LATER_KIND: dict[str, object] = {
     "dense": False, "mixer": ATTENTION, "head_dim": None, "kv_heads": None, "shared_values": False,
-    "shared_keys": False, "hidden": None,
+    "shared_keys": False, "hidden": None, "chunk": None,
 }  # fmt: skip
 """The same of kinds of layers."""
 
@@ -63,7 +64,7 @@ def settings(model: Any) -> Settings:
 
 def later(recorded: Settings) -> Settings:
     """The settings of a decoder that an earlier version did not have, with the values of what it computed."""
-    part = {"position": "position.theta", "experts": "experts.count"}
+    part = {"position": "position.theta", "experts": "experts.count", "query_growth": "query_growth.rate"}
     found = {
         name: value for name, value in LATER.items() if "." not in name or part[name.partition(".")[0]] in recorded
     }

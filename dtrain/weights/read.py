@@ -26,7 +26,9 @@ FURTHER = ".eh_proj.weight"
 UNUSED = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq|num_batches_tracked)$|^(vit\.)?pooler\.dense\.")
 """Tensors in some files that are not parameters of the model: masks and rotary frequencies, which are computed; counts
 of the steps of batch normalisation; a layer after a classifier's token."""
-ENCODERS = re.compile(r"^(model\.)?(vision_tower|audio_tower|multi_modal_projector|embed_vision|embed_audio|visual)\.")
+ENCODERS = re.compile(
+    r"^(model\.)?(vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio|visual)\."
+)
 """Tensors of encoders of images and sounds beside a decoder."""
 NESTED = "model.language_model."
 """What `model.` is where an image encoder is inside `model`, too; the output head has its usual name (Qwen 3.5)."""

@@ -133,6 +133,13 @@ FAMILIES = {
         "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 97,
         "sliding_window": 12, "num_hidden_layers": 8, "num_kv_shared_layers": 3, "attention_k_eq_v": True,
         "num_global_key_value_heads": 2, "layer_types": ["sliding_attention", "full_attention"] * 4}),
+    "llama4": ("llama4_text", {
+        "head_dim": 16, "intermediate_size": 24, "intermediate_size_mlp": 56, "num_local_experts": 4,
+        "attention_chunk_size": 8, "interleave_moe_layer_step": 2, "floor_scale": 6, "attn_scale": 0.4,
+        "rope_scaling": LLAMA3, "rope_theta": 5e5}),
+    "llama4-plain": ("llama4_text", {
+        "head_dim": 24, "intermediate_size": 24, "num_local_experts": 3, "attention_chunk_size": 12,
+        "num_experts_per_tok": 2, "attn_temperature_tuning": False, "use_qk_norm": False}),
     "hy-v3": ("hy_v3", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}),
     "jais2": ("jais2", {}),
     "granite-swa": ("granite_swa", {"sliding_window": 8, "attention_multiplier": 0.2,

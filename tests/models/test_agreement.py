@@ -21,7 +21,7 @@ from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind, shared_from
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
-from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
+from dtrain.models.rope import Learned, LinearScaling, Llama3, NoPosition, Rope, Yarn
 from dtrain.models.settings import COMPUTING, LATER, TRAINING, differing, later, settings
 from tests.conftest import SHARED
 from tests.models.test_decoder import PUBLISHED
@@ -422,6 +422,27 @@ def test_what_gemma_4_has_beside_is_refused(fields: dict[str, Any], problem: str
     assert any(one.startswith(problem) for one in read_of("gemma4_text", **given).unserved)
 
 
+def test_the_fields_of_llama_4_are_read() -> None:
+    """Those of Scout, and of Maverick, in whose every other layer there are experts."""
+    scout: Any = {"num_hidden_layers": 48, "num_attention_heads": 40, "hidden_size": 5120}
+    found = read_of("llama4_text", **scout)
+    assert (found.unserved, found.unchecked) == ((), ())
+    assert [kind.chunk for kind in found.model.kinds[:4]] == [8192] * 3 + [None]
+    assert isinstance(found.model.kinds[3].position, NoPosition)
+    assert not any(kind.dense for kind in found.model.kinds)
+    assert found.model.query_growth == QueryGrowth(rate=0.1, original=8192, first=1, unrotated=True)
+    large = read_of("llama4_text", **scout, interleave_moe_layer_step=2, use_qk_norm=False).model
+    assert [kind.dense for kind in large.kinds[:4]] == [True, False] * 2
+    assert (large.hidden, large.qk_norm_plain) == (16_384, False)
+    assert read_of("llama4_text", **scout, attn_temperature_tuning=4).model == found.model  # as older files have it
+    for wrong, problem in (
+        ({"attention_chunk_size": None}, "layer_types: chunked_attention, without attention_chunk_size"),
+        ({"layer_types": ["conv"] * 48}, "layer_types: conv, 48 of 48 layers"),
+        ({"no_rope_layers": [1, 0]}, "layer_types: chunked_attention, full_attention, 2 of 48 layers"),
+    ):
+        assert any(one.startswith(problem) for one in read_of("llama4_text", **scout, **wrong).unserved), problem
+
+
 def test_a_decoder_with_an_image_encoder_may_have_fields_outside_its_own() -> None:
     text = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 64}
     inner = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}
@@ -466,7 +487,6 @@ def test_what_published_files_of_a_family_say_is_read() -> None:
         ("llama", {"rope_scaling": "linear"}, "does not describe a decoder"),
         ("unheard", {"architectures": 5}, "does not support model_type unheard (no architecture named)"),
         ("deepseek_v32", {}, "it needs latent attention with a sparse index"),
-        ("llama4_text", {}, "it needs attention in chunks"),
     ],
 )
 def test_a_config_json_of_something_else_is_refused(kind: str, fields: JsonObject, message: str) -> None:

@@ -44,7 +44,10 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-ALWAYS, IN_CI = ("llama", "qwen3_5"), ("llama", "qwen3_5", "lfm2_moe", "deepseek_v3", "gpt_oss", "gemma4", "gemma4_e2b")
+ALWAYS, IN_CI = (
+    ("llama", "qwen3_5"),
+    ("llama", "qwen3_5", "lfm2_moe", "deepseek_v3", "gpt_oss", "gemma4", "gemma4_e2b", "llama4"),
+)
 EVERY_KIND = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.nightly) for name in LANGUAGE_MODELS]
 CACHED = [name if name in IN_CI else pytest.param(name, marks=pytest.mark.nightly) for name in LANGUAGE_MODELS]
 
@@ -283,7 +286,7 @@ def test_impossible_fields_are_refused() -> None:
         ({"qk_norm_joint": True}, "qk_norm_joint needs qk_norm"),
         ({"pattern": (LayerKind(mixer="delta"),)}, "layers have the mixer delta: set its sizes in model.delta"),
         ({"delta": DELTA}, "no layer of model.pattern has the mixer delta"),
-        ({"delta": DELTA, "pattern": (LayerKind(mixer="delta", window=4),)}, "neither a window nor rotary positions"),
+        ({"delta": DELTA, "pattern": (LayerKind(mixer="delta", window=4),)}, "neither a window, chunks nor rotary positions"),
         (
             {"delta": DELTA, "pattern": (DELTA_LAYER, LayerKind()), "bias": True},
             "layers without attention have no biases",

@@ -14,6 +14,7 @@ from dtrain.core.errors import FieldError, RecipeError
 from dtrain.models.decoder import Decoder
 from dtrain.models.layer_pattern import LayerKind, compressed, expanded, shared_from
 from dtrain.models.moe import Experts
+from dtrain.models.nn.attention import mean_attended_keys
 from dtrain.models.nn.context import Layers
 from dtrain.models.nn.single_device import SingleDeviceContext, repeated
 from dtrain.models.rope import Learned, NoPosition, Rope
@@ -147,6 +148,34 @@ def test_shared_keys_are_those_of_the_last_layer_before_that_has_the_same_kind_o
     assert changes[0] == changes[2] == changes[3] == 0
 
 
+@pytest.mark.slow
+def test_a_query_attends_to_its_chunk_of_its_document() -> None:
+    """Rows of chunks of 5 positions, packed with documents, are those of the chunks alone."""
+    draw, size = np.random.default_rng(0), 5
+    chunked = Decoder(**SIZES, pattern=(LayerKind(chunk=size, position=NoPosition()),))
+    plain = Decoder(**SIZES, position=NoPosition())
+    params = initial_state(chunked)
+    token = draw.integers(0, 48, (1, 23)).astype(np.int32)
+    document, position = np.repeat([[0, 1]], [9, 14], axis=1), np.r_[np.arange(9), np.arange(14)][None]
+
+    def activations(model: Decoder, **batch: Any) -> np.ndarray:
+        rows = {name: jnp.asarray(value, jnp.int32) for name, value in batch.items()}
+        return np.asarray(model.activations(params, rows, jnp.ones(rows["token"].shape), SingleDeviceContext())[0][0])
+
+    found = activations(chunked, token=token, document=document, position=position)
+    for start, after in ((0, 5), (5, 9), (9, 14), (14, 19), (19, 23)):
+        alone = activations(plain, token=token[:, start:after])
+        np.testing.assert_allclose(found[start:after], alone, rtol=0, atol=2e-6)
+    whole = activations(chunked, token=token[:, :9])  # without documents, from position 0
+    np.testing.assert_allclose(whole, found[:9], rtol=0, atol=2e-6)
+
+
+def test_keys_of_chunks_are_counted() -> None:
+    keys = [1 + position % 5 for position in range(23)]
+    assert mean_attended_keys(23, None, 5) == pytest.approx(np.mean(keys))
+    assert mean_attended_keys(4, None, 5) == mean_attended_keys(4, None)
+
+
 def test_a_pattern_says_what_window_and_global_every_say() -> None:
     plain = Decoder(**SIZES, window=6, global_every=3, window_theta=100.0)
     local = LayerKind(window=6, count=2, position=Rope(theta=100.0))
@@ -211,6 +240,7 @@ def test_what_a_pattern_excludes_is_refused() -> None:
         with pytest.raises(FieldError, match=message):
             Decoder(**SIZES, pattern=pattern, **wrong)
     for kinds, message in (
+        (({"chunk": 4, "window": 4},), "chunk and window exclude each other"),
         (({"shared_keys": True},), "no earlier layer has keys of its own of the same window"),
         (({}, KEYLESS), "no earlier layer has keys of its own of the same window"),
         (({}, {"shared_keys": True, "shared_values": True}), "have their values from an earlier layer"),
@@ -226,6 +256,7 @@ def test_what_a_pattern_excludes_is_refused() -> None:
         ({"parallel": True, "pre_norm": False, "post_norm": True}, "read what pre_norm normalises"),
         ({"norm_scale": False, "norm_bias": True}, "leaves norm_bias and norm_offset nothing"),
         ({"qk_norm_rotated": True}, "needs qk_norm"),
+        ({"qk_norm_plain": True, "qk_norm": True}, "qk_norm and qk_norm_plain exclude each other"),
     ):
         with pytest.raises(FieldError, match=message):
             Decoder(**SIZES, **wrong)

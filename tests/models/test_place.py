@@ -53,6 +53,8 @@ MODELS: dict[str, Decoder] = {
     "gemma4": Decoder(**SIZES, kv_heads=4, head_dim=4, qk_norm=True, value_norm=True, post_norm=True, layer_scale=True,
                       tied=True, experts=Experts(count=4, active=2, hidden=6, beside=True),
                       pattern=(LayerKind(window=4), LayerKind(head_dim=6, kv_heads=2, shared_values=True))),
+    "llama4": Decoder(**SIZES, experts=Experts(count=4, active=1, hidden=6, shared=1, score="sigmoid", before=True,
+                                               renormalise=False), pattern=(LayerKind(dense=True), LayerKind())),
     "gemma4 with inputs": Decoder(**SIZES, head_dim=4, qk_norm=True, value_norm=True, post_norm=True, layer_inputs=5,
                                   pattern=(LayerKind(window=4), LayerKind(), LayerKind(shared_keys=True, hidden=10))),
     "qwen3_5_moe": Decoder(**SIZES, **LINEAR, experts=Experts(count=4, active=2, hidden=6, shared=1, shared_gate=True)),

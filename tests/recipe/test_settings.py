@@ -54,8 +54,8 @@ OTHERS: dict[str, dict[str, Any]] = {
         "bias_rate": 0.1, "capacity": 0.5, "groups": 2, "active_groups": 2, "shared_hidden": 6,
     },
     "LayerKind": {"count": 2, "window": 8, "position": NoPosition(), "head_dim": 4, "kv_heads": 1,
-                  "hidden": 24},
-    "QueryGrowth": {"rate": 0.1, "original": 8},
+                  "hidden": 24, "chunk": 8},
+    "QueryGrowth": {"rate": 0.1, "original": 8, "first": 1},
     "Rope": {"theta": 100.0, "scaling": LinearScaling(factor=2.0), "partial": 0.5},
     "Linear": {"factor": 3.0},
     "Llama3": {"factor": 2.0, "low": 2.0, "high": 8.0, "original": 64},
@@ -105,7 +105,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "window_theta": {"window": 4}, "pre_norm": {"post_norm": True}, "qk_norm_joint": {"qk_norm": True},
     "qk_norm_rotated": {"qk_norm": True}, "shared_gate": {"shared": 1}, "active_groups": {"groups": 2},
     "parallel_norms": {"parallel": True}, "shared_hidden": {"shared": 1}, "group_by": {"groups": 2},
-    "delta": LINEAR, "convolution": CONVOLVED, "mixer": {"window": None}, "LayerKind.hidden": {"dense": True},
+    "delta": LINEAR, "convolution": CONVOLVED, "mixer": {"window": None}, "chunk": {"window": None},
+    "LayerKind.hidden": {"dense": True},
     "proportional": {"partial": 0.5},
 }  # fmt: skip
 """Other fields that a field needs to have an effect."""

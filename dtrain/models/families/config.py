@@ -33,6 +33,8 @@ WITH_IMAGES: dict[str, JsonObject] = {
     "gemma3": GEMMA3,
     "gemma4": GEMMA4,
     "gemma4_unified": GEMMA4 | {"model_type": "gemma4_unified_text"},
+    "llama4": {"model_type": "llama4_text", "vocab_size": 202_048, "hidden_size": 5120, "num_hidden_layers": 48,
+               "num_attention_heads": 40},
     "qwen3_5": {
         "model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288,
         "num_hidden_layers": 32, "num_attention_heads": 16,
@@ -59,7 +61,6 @@ NEEDS: dict[str, str] = {
     **dict.fromkeys(("gemma3n", "gemma3n_text"), "several streams of activations (AltUp), low-rank residuals"),
     "persimmon": "normalisations of queries and keys with biases",
     **dict.fromkeys(("bloom", "mpt", "falcon"), "attention with linear biases (ALiBi)"),
-    "llama4_text": "attention in chunks and gates before the experts",
     "apertus": "the activation xIELU",
     "phimoe": "the router SparseMixer",
 }  # fmt: skip

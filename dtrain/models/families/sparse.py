@@ -26,6 +26,7 @@ from dtrain.models.families.layers import (
     theta_of_layers,
     windows,
 )
+from dtrain.models.families.llama4 import LLAMA4
 from dtrain.models.families.mixers import LFM2, QWEN3_5, by_types, convolutions
 from dtrain.models.families.part import Part
 from dtrain.models.families.parts import (
@@ -287,6 +288,7 @@ SPARSE: dict[str, Family] = {
                   "routed_scaling_factor": 1.0}, **DEEPSEEK)),
         "lfm2", opens=whole_heads,
     ),
+    "llama4_text": Family("Llama4ForCausalLM", LLAMA4, "llama4"),
     "hy_v3": Family(
         "HYV3ForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8, head_dim=128), rope(11_158_840.0), ATTENTION_BIASES,

@@ -109,6 +109,7 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
         "qwen3_next": gated | plain_experts | _shared("shared_expert") | gate | grouped,
         "hy_v3": usual | plain_experts | _shared("shared_mlp") | gated_router,
         "gemma4": gemma | _gemma4(model),
+        "llama4": usual | _llama4(model),
     }
     if model.qk_norm_rotated:  # no other families have such norms
         return {name: tables[name] for name in ("hunyuan_v1_dense", "hunyuan_v1_moe")}
@@ -204,6 +205,17 @@ def _gemma4(model: "Decoder") -> dict[str, Place]:
     found[f"{NORM}.scale"] = Place("model.per_layer_projection_norm.weight")
     names = {"router_scale": "scale", "expert_scale": "per_expert_scale"}
     return found | {f"blocks.moe.{ours}": Place(f"{LAYER}router.{theirs}") for ours, theirs in names.items()}
+
+
+def _llama4(model: "Decoder") -> dict[str, Place]:
+    """All experts in one tensor, gates before the others, and a shared one."""
+    module = f"{LAYER}feed_forward."
+    run = model.experts.hidden if model.experts else 1
+    found = _together(f"{module}experts.gate_up_proj", f"{module}experts.down_proj", run=run)
+    found |= _matrices({f"mlp.{name}": f"feed_forward.{name}_proj" for name in MATRICES})
+    found["blocks.moe.router"] = Place(f"{module}router.weight", transposed=True)
+    shared = {name: f"{module}shared_expert.{name}_proj.weight" for name in MATRICES}
+    return found | {f"blocks.moe.shared.{ours}": Place(theirs, transposed=True) for ours, theirs in shared.items()}
 
 
 def _gated_queries(head_size: int) -> dict[str, Place]:

@@ -33,6 +33,9 @@ class AttentionSpec:
     """Bound of the scores: softcap x tanh(scores / softcap) (Gemma 2)."""
     values_in_keys: int | None = None
     """In generation: the values are the first so many numbers of each key (latent attention)."""
+    chunk: int | None = None
+    """In generation: keys that a query attends to are those of its chunk of so many positions (Llama 4). Elsewhere each
+    chunk has a document number of its own."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,11 @@ def attention(
     return in_chunks(chunk, (q_BTHD, positions), q_BTHD.shape[1])
 
 
-def mean_attended_keys(length: int, window: int | None) -> float:
+def mean_attended_keys(length: int, window: int | None, chunk: int | None = None) -> float:
     """Mean number of keys that a query of a row attends to, under a causal mask."""
+    if chunk is not None:  # the n-th query of a chunk has n keys
+        whole, rest = divmod(length, chunk)
+        return (whole * chunk * (chunk + 1) + rest * (rest + 1)) / (2 * length)
     # of `length` queries the first near - 1 have fewer than `near` keys: near (near - 1) / 2 missing in all
     near = min(window or length, length)
     return near - near * (near - 1) / (2 * length)

@@ -192,6 +192,8 @@ def _attention(
     back_BTC = position_BT[:, :, None] - key_BC[:, None]
     mask_BTC = (back_BTC >= 0) & (key_BC >= 0)[:, None]
     mask_BTC = mask_BTC & (back_BTC < spec.window) if spec.window is not None else mask_BTC
+    if spec.chunk is not None:
+        mask_BTC = mask_BTC & (position_BT[:, :, None] // spec.chunk == key_BC[:, None] // spec.chunk)
     s = jnp.where(mask_BTC[:, None, None], s, MASKED_SCORE)
     if sink_H is None:
         p = jax.nn.softmax(s, axis=-1)
