@@ -286,7 +286,10 @@ def test_impossible_fields_are_refused() -> None:
         ({"qk_norm_joint": True}, "qk_norm_joint needs qk_norm"),
         ({"pattern": (LayerKind(mixer="delta"),)}, "layers have the mixer delta: set its sizes in model.delta"),
         ({"delta": DELTA}, "no layer of model.pattern has the mixer delta"),
-        ({"delta": DELTA, "pattern": (LayerKind(mixer="delta", window=4),)}, "neither a window, chunks nor rotary positions"),
+        (
+            {"delta": DELTA, "pattern": (LayerKind(mixer="delta", window=4),)},
+            "neither a window, chunks nor rotary positions",
+        ),
         (
             {"delta": DELTA, "pattern": (DELTA_LAYER, LayerKind()), "bias": True},
             "layers without attention have no biases",
