@@ -111,7 +111,7 @@ def _engines(changed: "Loaded", names: list[str]) -> dict[str, Any]:
     from dtrain.recipe.load import part
     from dtrain.recipe.recipe import Engine
 
-    own = {engine.kind: engine for engine in changed.engine.choices}
+    own = changed.engine.choices
     kinds = [member().kind for member in typing.get_args(Engine)]
     found = {name: part(Engine, {"kind": name}, "--engine") for name in names or kinds}
     return {name: own.get(name, engine) for name, engine in found.items()}

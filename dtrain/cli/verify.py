@@ -81,7 +81,7 @@ def _here(
     run_dir = (["--devices", str(devices)] if devices else []) + (
         ["--processes", str(processes)] if processes > 1 else []
     )
-    choices = [one.kind for one in loaded.engine.choices]
+    choices = list(loaded.engine.choices)
     own = choices[:1] if run_dir else choices  # simulated devices are CPUs, on which `auto` is the first
     different = [engine for engine in ENGINES if [engine] != own][: len(choices)]
     compared = {f"engine {other}": [*run_dir, f"engine={other}"] for other in different}

@@ -1,7 +1,7 @@
 """The engine `auto`: `jit`, or `shard_map` where plans of programs that were compiled for the chip find it faster."""
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from dtrain.core.chips import Chip
 from dtrain.parallel.engine import EngineSection
@@ -23,7 +23,7 @@ class Auto(EngineSection):
     kind: Literal["auto"] = "auto"
 
     def on(self, layout: Layout, chip: Chip | None, devices: int, *, tokens: float) -> Jit | ShardMap:
-        jit, explicit = self.choices
+        jit, explicit = self.choices.values()
         small = chip is not None and chip.sparse_offload and devices in SMALL and tokens >= TOKENS
         faster = chip is not None and (chip.dims == 3 or small)
         used = {axis for axis, size in layout.sizes.items() if size > 1}
@@ -31,9 +31,9 @@ class Auto(EngineSection):
         return explicit if tokens and faster and over_fsdp and not explicit.refusal(layout) else jit
 
     @property
-    def choices(self) -> tuple[Jit, ShardMap]:
+    def choices(self) -> dict[str, Any]:
         own = {one.name: getattr(self, one.name) for one in fields(EngineSection)}
-        return Jit(**own), ShardMap(**own)
+        return {engine.kind: engine for engine in (Jit(**own), ShardMap(**own))}
 
     def refusal(self, layout: Layout) -> str:
-        return self.choices[0].refusal(layout)
+        return Jit().refusal(layout)

@@ -95,9 +95,10 @@ class EngineSection:
         return self
 
     @property
-    def choices(self) -> tuple[Any, ...]:
-        """The engines that it may be."""
-        return (self,)
+    def choices(self) -> dict[str, Any]:
+        """The engines that it may be, by kind; on CPUs it is the first."""
+        own: Any = self
+        return {own.kind: own}
 
     def problems(self, recipe: Any) -> Iterator[Problem]:
         """Options of the compiler that a recipe, which may come from others, must not set."""

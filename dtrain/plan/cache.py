@@ -62,11 +62,8 @@ def _read(recipe: Recipe, on: Target, entry: JsonObject) -> Plan:
         lines = {(part, line): seconds for part, line, seconds in tally["lines"]}
         timing = Timing(**timing | {"tally": StepCost(**tally | {"collectives": collective, "lines": lines})})
     kind = entry.pop("engine")
-    engine = next((one for one in recipe.engine.choices if one.kind == kind), None)
-    if engine is None:
-        raise ValueError(f"a plan with another engine: {kind}")
     return Plan(
-        engine=engine,
+        engine=recipe.engine.choices[kind],
         recipe=recipe,
         target=on,
         memory=memory,

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from dtrain.checkpoint.tensors import Tensors
+from dtrain.core.counts import counted
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.models.configs import kind_of, names_of
 from dtrain.models.families.tensors import HEAD
@@ -73,7 +74,7 @@ def is_published(table: Mapping[str, Place]) -> bool:
 
 def find_tensors(
     tensors: Tensors,
-    model: object,
+    model: Any,
     ours: Mapping[str, Param],
     source: Path,
     new: Sequence[str] = (),
@@ -99,12 +100,12 @@ def find_tensors(
         say(f"{source}: not read, not of the model: {', '.join(tensors.left_out)}")
     unread = {
         "layers that predict further tokens": _further(tensors),
-        "encoders of images or sounds": {name for name in tensors if ENCODERS.match(name)},
+        "encoders of images or sounds": _encoders(tensors, model) - shapes.keys(),
         "keys and values that layers with shared keys do not use": _unused_keys(tensors, model, prefix),
     }
     for what, names in unread.items():
         if names:
-            say(f"{source}: not read: {len(names)} tensors of {what}")
+            say(f"{source}: not read: {counted(len(names), 'tensor')} of {what}")
     further = set[str]().union(*unread.values())
     # files of a model with tied embeddings may contain the head as well: then it must equal the embedding
     tied_head = {HEAD} if HEAD in tensors and HEAD not in shapes and "embed" in table else set()
@@ -123,9 +124,14 @@ def _further(tensors: Tensors) -> set[str]:
     return {name for name in tensors if name.startswith("mtp.") or any(name.startswith(f"{one}.") for one in layers)}
 
 
+def _encoders(tensors: Tensors, model: Any) -> set[str]:
+    """Tensors of encoders beside a published model: what a user's own model does not have is refused."""
+    return {name for name in tensors if ENCODERS.match(name)} if model.namings else set()
+
+
 def _unused_keys(tensors: Tensors, model: Any, prefix: str) -> set[str]:
     """Tensors that the published family has for every layer, and this model not for those that share keys."""
-    names = {prefixed(prefix, name) for naming in getattr(model, "namings", ()) for name in naming.unused}
+    names = {prefixed(prefix, name) for naming in model.namings for name in naming.unused}
     return {name for name in tensors if name in names}
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.lora import ADAPTERS
 from dtrain.models.moe import Experts
+from dtrain.models.nn import param as declare
 from dtrain.models.nn.param import Param, paths
 from dtrain.models.place import Place
 from dtrain.models.rope import Learned
@@ -124,9 +126,23 @@ def test_a_decoder_inside_a_model_with_images_is_found() -> None:
     tensors = InMemory(dict(zip(names, plain.values(), strict=True)) | others)
     found = find_tensors(tensors, model, own, Path("folder"), say=said.append)
     assert found.prefix == NESTED
-    assert said == ["folder: not read: 1 tensors of layers that predict further tokens",
+    assert said == ["folder: not read: 1 tensor of layers that predict further tokens",
                     "folder: not read: 5 tensors of encoders of images or sounds"]  # fmt: skip
     assert {name: found.table[name] for name in own} == {name: naming.places[name] for name in own}
+
+
+OWN = SimpleNamespace(namings=())
+"""A model without published names."""
+
+
+def test_of_a_users_model_nothing_is_taken_for_an_encoder() -> None:
+    """Its own tensors may have such names, and others are refused, whatever their names."""
+    own, said = {"visual.weight": Param((2,), "_", declare.zeros)}, list[str]()
+    find_tensors(InMemory({"visual.weight": np.zeros(2)}), OWN, own, Path("folder"), say=said.append)
+    assert said == []
+    with pytest.raises(DataError, match=r"vision_tower\.weight is not a parameter of the model"):
+        files = InMemory({"visual.weight": np.zeros(2), "vision_tower.weight": np.zeros(2)})
+        find_tensors(files, OWN, own, Path("folder"))
 
 
 def test_keys_that_layers_with_shared_keys_do_not_use_are_left_out() -> None:

@@ -28,7 +28,7 @@ def recipe(tmp_path: Path) -> Any:
 
 
 def now(recipe: Recipe, **changes: Any) -> dict[str, Any]:
-    settings = recorded_settings(recipe, recipe.engine.choices[0])
+    settings = recorded_settings(recipe, next(iter(recipe.engine.choices.values())))
     found = {
         "settings": settings, "steps": 60, "mesh": {"data": 1}, "processes": 1,
         "versions": {"jax": "1"}, "hardware": {"device": "a"}, "compiler": {"XLA_FLAGS": ""},
@@ -47,7 +47,7 @@ def test_what_bears_on_no_number_keeps_the_bits(recipe: Any) -> None:
 
 def test_the_engine_that_auto_is_counts(recipe: Any) -> None:
     """The same recipe may have another engine on other hardware, and `auto` another name for the same one."""
-    explicit = recipe().engine.choices[1]
+    explicit = recipe().engine.choices["shard_map"]
     saved = now(recipe())
     here = now(recipe()) | {"settings": recorded_settings(recipe(), explicit)}
     assert resume_guarantee(saved, here, recipe(), 10)[1:] == ["  engine.kind: was jit, now shard_map"]
