@@ -15,7 +15,6 @@ from dtrain.assembly.frozen import frozen_models
 from dtrain.assembly.input import host_batches
 from dtrain.assembly.state import State, completed, saved
 from dtrain.assembly.step import NORMS
-from dtrain.assembly.user_modules import changed_modules
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.store import Store
 from dtrain.core.counts import counted
@@ -117,6 +116,8 @@ class Replayed:
         if self.compared:
             same = "the same bits" if not self.largest else f"different by {self.largest:.1e} of their size at most"
             yield f"  {counted(self.compared, 'logged loss is', 'logged losses are')} {same}"
+            if self.largest and provenance.SAME_BITS in self.guarantee:
+                yield f"  {UNKNOWN_REASON}"
         else:
             yield "  none of these steps was logged: the losses are not compared"
         yield ", ".join(f"{name} {value:.4g}" for name, value in self.values.items()) + self._before()
@@ -188,19 +189,29 @@ def _begin(run_dir: Folder, limit: int, before: int) -> int | None:
 def _state(run_dir: Folder, assembly: Assembly, begin: int | None, calls: int) -> tuple[State, tuple[str, ...]]:
     """The state after a step of the run, and what is the same as there, or differs."""
     several = [f"the run makes {calls} steps in a call, here each is one: the bits may differ"] * (calls > 1)
+    now = provenance.conditions(assembly)
     if begin is None:
-        oldest = min(saved_steps(run_dir.checkpoints), default=None)
-        code = manifest.read(run_dir.checkpoints / str(oldest)).conditions.get("code", {}) if oldest is not None else {}
-        return initial_state(assembly, None), (*changed_modules(code, assembly.recipe), *several)
+        return initial_state(assembly, None), (*_since_the_beginning(run_dir, assembly, now), *several)
     with Store(run_dir.checkpoints.absolute(), assembly.recipe.checkpoint, reading=True) as store:
         checkpoint, _ = select_checkpoint(run_dir, assembly.recipe, store, lambda _: None, step=begin, best=False)
         state = store.restore(begin, saved(assembly.shapes, assembly.layout.declared))
     state = completed(state, assembly.layout.declared, not_saved(run_dir, assembly, lambda _: None))
     if list(state_checksum(begin, state).checksum()) != list(checkpoint.checksum):
         raise CheckpointError(f"the restored values of step {begin} do not have the checksum of the saved ones")
-    now = provenance.conditions(assembly)
     guarantee = provenance.resume_guarantee(checkpoint.conditions, now, assembly.recipe, begin)
     return state, (*guarantee, *several)
+
+
+def _since_the_beginning(run_dir: Folder, assembly: Assembly, now: JsonObject) -> list[str]:
+    """What is as it was when the run saved its oldest checkpoint, or differs."""
+    oldest = min(saved_steps(run_dir.checkpoints), default=None)
+    if oldest is None:
+        return ["the run has no checkpoint: whether software and devices are the same is not known"]
+    try:
+        conditions = manifest.read(run_dir.checkpoints / str(oldest)).conditions
+    except manifest.CorruptCheckpoint as error:
+        return [f"whether software and devices are the same is not known; checkpoint {oldest:,}: {error}"]
+    return provenance.resume_guarantee(conditions, now, assembly.recipe, oldest)
 
 
 def _replayed(
@@ -351,5 +362,10 @@ def _text(known: Seen, index: int, tokenizer: Tokenizer | None) -> str:
     return printable(" ".join(known.text(index, tokenizer).split())[:KEPT])
 
 
+UNKNOWN_REASON = (
+    "why is not known: what dtrain records of the recipe, code, software and devices is as it was; devices that sum "
+    "in another order each time, such as GPUs, and libraries beside those recorded can change them"
+)
+"""Of losses that differ where nothing that is recorded does."""
 WIDTH, KEPT = 100, 1000
 """Most characters of an example's text in a line, and in JSON."""

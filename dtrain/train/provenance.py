@@ -37,6 +37,8 @@ WATCHING = {"guard.budget", "guard.patience", "guard.constants_mb", "guard.purit
 WITHOUT_EFFECT = (IRRELEVANT - {"engine", "accumulate", "guard"}) | LOADING | WATCHING
 """Keys of a recipe that change no number of a step. The resolved mesh and number of steps are compared separately."""
 
+SAME_BITS = "same recipe, code, software, devices and mesh: the same bits"
+"""What is said where no condition differs."""
 SHOWN = 8
 """Differences that are listed."""
 
@@ -91,7 +93,7 @@ def resume_guarantee(saved: JsonObject, now: JsonObject, recipe: Recipe, step: i
     """Lines for the user: what a restart guarantees, then each difference from the start that saved the checkpoint."""
     changed = list(_changes(saved, now))
     if not changed:
-        return ["same recipe, code, software, devices and mesh: the same bits"]
+        return [SAME_BITS]
     rate = float(learning_rate(recipe.optimizer, now["steps"])(step))
     if "lr" in saved and abs(rate - saved["lr"]) > 1e-6 * max(rate, saved["lr"]):
         changed.insert(0, ("lr", f"learning rate: was {saved['lr']:.3g} at this step, now {rate:.3g}"))

@@ -3,12 +3,15 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from dtrain.checkpoint import manifest
 from dtrain.runtime.replay import outliers
 from tests.conftest import Dtrain
 
@@ -51,6 +54,19 @@ def test_a_step_again_has_the_bits_of_the_run_and_its_examples(
         assert sorted(row for one in found["examples"] for row in one["rows"]) == sorted(one["row"] for one in seen)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}  # nothing is written
     assert "23" in dtrain("replay", "own", "--at", "23").stdout
+    metrics = tmp_path / "runs/own/metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace(str(logged[7]["train/loss"]), "0.5"))
+    assert "why is not known: what dtrain records" in dtrain("replay", "own", "--at", "7").stdout
+    saved = tmp_path / "runs/own/checkpoints/8"
+    older = manifest.read(saved)
+    versions = older.conditions["versions"] | {"jax": "0.9.9"}
+    replace(older, conditions=older.conditions | {"versions": versions}).write(saved)
+    told = dtrain("replay", "own", "--at", "7").stdout
+    assert f"jax: was 0.9.9, now {jax.__version__}" in told and "why is not known" not in told
+    (saved / manifest.NAME).write_text("{")
+    assert "are the same is not known; checkpoint 8: its manifest" in dtrain("replay", "own", "--at", "7").stdout
+    shutil.rmtree(saved.parent)
+    assert "the run has no checkpoint: whether" in dtrain("replay", "own", "--at", "7").stdout
     assert "the run has 24 steps" in dtrain("replay", "own", "--at", "25", code=2).stderr
     assert "no rollback repeated step 7" in dtrain("replay", "own", "--at", "7", "--abandoned", code=2).stderr
 
