@@ -18,7 +18,7 @@ from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import ATTENTION, INPUT, Policy, Remat, policy
 
-LayerLoop = Callable[[jax.Array, Tree], tuple[jax.Array, Tree]]
+LayerLoop = Callable[[bool, jax.Array, Tree], tuple[jax.Array, Tree]]
 """(activations, parameters of one iteration) → activations, sums."""
 
 
@@ -97,19 +97,24 @@ def scan_layers(
     groups = how.groups or [""] * len(blocks)
     stacks = params if how.groups else {"": params}
     runs = [(*one, len(list(same))) for one, same in groupby(zip(blocks, groups, strict=True))]
-    made = {block: rematerialised(block, how.remat, ctx) for block in dict.fromkeys(blocks)}
+    made = {
+        (block, inside): rematerialised(block, how.remat, ctx, inside) for block in blocks for inside in (True, False)
+    }
     rounds, rest = divmod(sum(map(_length, stacks.values())), len(blocks))
     used = {name: rounds * groups.count(name) for name in stacks}
 
-    def one(block: Block, given: Tree, carry: jax.Array, layer: Tree) -> tuple[jax.Array, Tree]:
-        return made[block](layer, carry, given)
+    def one(block: Block, given: Tree, inside: bool, carry: jax.Array, layer: Tree) -> tuple[jax.Array, Tree]:
+        return made[block, inside](layer, carry, given)
 
-    def loop(apply: LayerLoop, carry: jax.Array, several: Tree) -> tuple[jax.Array, Tree]:
-        carry, sums = jax.lax.scan(apply, carry, several, unroll=min(how.unroll, _length(several)))
+    def loop(apply: LayerLoop, inside: bool, carry: jax.Array, several: Tree) -> tuple[jax.Array, Tree]:
+        """A scan, in whose body, or in that of a loop around it, `apply` is, unless it has only one iteration."""
+        inside = inside or _length(several) > how.unroll
+        body = partial(apply, inside)
+        carry, sums = jax.lax.scan(body, carry, several, unroll=min(how.unroll, _length(several)))
         return carry, jax.tree.map(lambda s: s.sum(0), sums)
 
     def apply_runs(
-        runs: Sequence[Run], given: Tree, carry: jax.Array, several: dict[str, Tree]
+        runs: Sequence[Run], given: Tree, inside: bool, carry: jax.Array, several: dict[str, Tree]
     ) -> tuple[jax.Array, Tree]:
         """The layers of one round, or the first of them."""
         found, first = list[Tree](), dict.fromkeys(several, 0)
@@ -118,37 +123,37 @@ def scan_layers(
             if times > 1 and all(first[name] + size <= _length(several[name]) for name, size in sizes.items()):
                 own = {name: _part(several[name], first[name], first[name] + n) for name, n in sizes.items() if n}
                 own = jax.tree.map(lambda p, n=times: p.reshape(n, -1, *p.shape[1:]), own)
-                carry, sums = loop(partial(apply_runs, part, given), carry, own)
+                carry, sums = loop(partial(apply_runs, part, given), inside, carry, own)
                 first = {name: first[name] + size for name, size in sizes.items()}
                 found.append(sums)
                 continue
             for block, name, size in part * times:
                 after = min(first[name] + size, _length(several[name]))
                 if after > first[name]:
-                    carry, sums = apply_run(block, given, carry, _part(several[name], first[name], after))
+                    carry, sums = apply_run(block, given, inside, carry, _part(several[name], first[name], after))
                     given = (given or {}) | sums.pop(LATER) if LATER in sums else given
                     found.append(sums)
                 first[name] = after
         return carry, _added(found)
 
-    def apply_run(block: Block, given: Tree, carry: jax.Array, several: Tree) -> tuple[jax.Array, Tree]:
+    def apply_run(block: Block, given: Tree, inside: bool, carry: jax.Array, several: Tree) -> tuple[jax.Array, Tree]:
         if _length(several) == 1:
-            return one(block, given, carry, jax.tree.map(lambda p: p[0], several))
-        return loop(partial(one, block, given), carry, several)
+            return one(block, given, inside, carry, jax.tree.map(lambda p: p[0], several))
+        return loop(partial(one, block, given), inside, carry, several)
 
     if len(runs) == 1:
-        return loop(partial(one, blocks[0], shared), x, stacks[groups[0]])
+        return loop(partial(one, blocks[0], shared), False, x, stacks[groups[0]])
     if rounds == 1 and not rest:
-        return apply_runs(runs, shared, x, stacks)
+        return apply_runs(runs, shared, False, x, stacks)
     found = list[Tree]()
     if rounds:
         whole = {name: _part(stack, 0, used[name]) if rest else stack for name, stack in stacks.items()}
         whole = jax.tree.map(lambda p: p.reshape(rounds, -1, *p.shape[1:]), whole)
-        x, sums = loop(partial(apply_runs, runs, shared), x, whole)
+        x, sums = loop(partial(apply_runs, runs, shared), False, x, whole)
         found.append(sums)
     if rest:
         own = {name: _part(stack, used[name], _length(stack)) for name, stack in stacks.items()}
-        x, sums = apply_runs(runs, shared, x, own)
+        x, sums = apply_runs(runs, shared, False, x, own)
         found.append(sums)
     return x, _added(found)
 
@@ -189,12 +194,16 @@ def _added(sums: Sequence[dict[str, jax.Array]]) -> Tree:
 
 
 def rematerialised(
-    block: Block, remat: Remat | tuple[str, ...] | Policy, ctx: Context
+    block: Block, remat: Remat | tuple[str, ...] | Policy, ctx: Context, inside: bool
 ) -> Callable[[Tree, jax.Array, Tree], tuple[jax.Array, Tree]]:
-    """The block in this context; the backward pass recomputes what `remat` does not save."""
+    """The block in this context; the backward pass recomputes what `remat` does not save.
 
-    def inside(layer: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
+    `inside` the body of a loop both passes are apart. Elsewhere XLA would find that the backward pass computes what the
+    forward pass has computed, and keep it.
+    """
+
+    def applied(layer: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
         return block(layer, checkpoint_name(x, INPUT), shared, ctx)
 
     save_policy = remat if callable(remat) else policy(remat)
-    return inside if save_policy is None else jax.checkpoint(inside, policy=save_policy, prevent_cse=False)
+    return applied if save_policy is None else jax.checkpoint(applied, policy=save_policy, prevent_cse=not inside)

@@ -1,6 +1,8 @@
 """The operations that the backward pass recomputes, counted in the traced gradient for every policy and platform."""
 
+import importlib.util
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +17,7 @@ from dtrain.models.nn.context import Layers
 from dtrain.models.nn.remat import Remat
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.plan.jaxpr_flat import bare
-from dtrain.plan.target import assume_cudnn, stand_ins
+from dtrain.plan.target import assume_cudnn, devices, stand_ins
 from dtrain.recipe.load import load
 
 RECIPE = """
@@ -202,3 +204,28 @@ def test_products_of_other_models_are_saved_too() -> None:
         for remat in ("none", "full", "dots")
     }
     assert found == {"none": 6, "full": 8, "dots": 6}
+
+
+@pytest.mark.tpu_compiler
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.parametrize(("blocks", "layers", "unroll"), [(1, 1, 1), (3, 3, 1), (1, 3, 3), (2, 3, 1)])
+def test_layers_outside_of_a_loop_are_computed_again(blocks: int, layers: int, unroll: int) -> None:
+    """XLA would keep what both passes compute: counted in the program of a TPU."""
+
+    def block(number: int, layer: Any, x: jax.Array, shared: Any, ctx: Any) -> tuple[jax.Array, Any]:
+        return jnp.tanh(jnp.tanh(x @ layer) @ layer) + number, {}
+
+    several = [partial(block, number) for number in range(blocks)]
+
+    def loss(layers: jax.Array, x: jax.Array, remat: Remat) -> jax.Array:
+        out, _ = SingleDeviceContext().stack(several, layers, x, how=Layers(remat, unroll))
+        return (out**2).sum()
+
+    device: Any = devices(target("v5e-1"))[0]
+    on = partial(jax.ShapeDtypeStruct, dtype=jnp.float32, sharding=jax.sharding.SingleDeviceSharding(device))
+
+    def tanhs(remat: Remat) -> int:
+        compiled = jax.jit(jax.grad(loss), static_argnums=2).lower(on((layers, 256, 256)), on((512, 256)), remat)
+        return (compiled.compile().as_text() or "").count(" tanh(")
+
+    assert (tanhs("none"), tanhs("full")) == (2 * layers, 4 * layers)
