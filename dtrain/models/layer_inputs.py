@@ -48,7 +48,7 @@ def applied(model: "Decoder", block: Tree, x_BTE: jax.Array, shared: Tree, ctx: 
     """(B, T, E), to be normalised and added to the activations x: out(act(gate(x)) * input). The input is the mean of
     embedding and projection times sqrt(2), both of which have a variance of about one."""
     own, size = block[INPUTS], model.layer_inputs
-    token_BTP = ctx.scatter(ctx.lookup(block[TABLE], shared[TOKEN]), "vocab") * math.sqrt(size)
+    token_BTP = block[TABLE] * math.sqrt(size)  # the rows, which `Layers.looked_up` has put in place of the table
     first_BTP = matmul(ctx.share(shared[FIRST]), own["projection"]) * model.width**-0.5
     first_BTP = normalised(shared[NORM], first_BTP, model.norm, model.epsilon, model.norm_offset)
     gate_BTP = activation(model.feed_forward)(matmul(x_BTE, own["gate"]))

@@ -13,6 +13,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.models.nn.low_rank import LowRank
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.quantised import Quantised, is_quantised
+from dtrain.models.nn.single_device import rows_of
 from dtrain.parallel.mesh import FSDP_AXES
 
 Cuts = tuple[tuple[int, tuple[str, ...]], ...]
@@ -149,11 +150,11 @@ def gathered_in(params: Tree, sharding: Callable[[PartitionSpec], Any]) -> Tree:
     return jax.tree.map(one, params, is_leaf=is_quantised)
 
 
-def looked_up(table: Tree, token_BT: jax.Array) -> jax.Array:
-    """Rows of a full table (B, T, embed), cast after the lookup: gradients of a row are summed in the table's dtype."""
+def looked_up(table: Tree, token_BT: jax.Array, *, stacked: bool) -> jax.Array:
+    """Rows of a full table, cast after the lookup: gradients of a row are summed in the dtype of the table."""
     if not is_wrapped(table):
-        return table[token_BT]
-    row_BTE = table.value[token_BT]
+        return rows_of(table, token_BT, stacked=stacked)
+    row_BTE = rows_of(table.value, token_BT, stacked=stacked)
     return row_BTE.astype(table.dtype or row_BTE.dtype)
 
 

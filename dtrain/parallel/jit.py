@@ -169,23 +169,24 @@ class JitContext(ExampleVerbs):
     def parts(self, dim: str) -> int:
         return self.layout.shares(dim)
 
-    def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
-        if not self._split_by_columns(table) or token_BT.ndim != 2 or len(token_BT) % self.layout.parts("batch"):
-            return looked_up(table, token_BT)
+    def lookup(self, table: Tree, token_BT: jax.Array, *, stacked: bool = False) -> jax.Array:
+        columns_alone = self._split_by_columns(table, 3 if stacked else 2)
+        if not columns_alone or token_BT.ndim != 2 or len(token_BT) % self.layout.parts("batch"):
+            return looked_up(table, token_BT, stacked=stacked)
         # With data and fsdp, the compiler would sum a gradient of the full table, where each device needs its columns.
         inner, axes, spec = ShardMapContext(self.layout), self.layout.token_axes, self.layout.spec
 
         def columns(value: jax.Array, token_BT: jax.Array) -> jax.Array:
-            return inner.lookup(replace(table, value=varied(value, axes)), token_BT)
+            return inner.lookup(replace(table, value=varied(value, axes)), token_BT, stacked=stacked)
 
         rows = spec(("batch", "length"))
-        own = PartitionSpec(*table.axes[-2:])  # the table of a layer has no dim of layers here
+        own = PartitionSpec(*table.axes[-table.value.ndim :])  # the table of one layer has no dim of layers here
         return self._shard_map(columns, (own, rows), rows)(table.value, token_BT)
 
     @staticmethod
-    def _split_by_columns(table: Tree) -> bool:
-        """Whether the table is (vocab, embed), and split over fsdp along its columns alone."""
-        if not is_wrapped(table) or table.low_rank is not None or table.value.ndim != 2 or table.axes[-2]:
+    def _split_by_columns(table: Tree, dims: int) -> bool:
+        """Whether the table is ([layers,] vocab, embed), and split over fsdp along its columns alone."""
+        if not is_wrapped(table) or table.low_rank is not None or table.value.ndim != dims or table.axes[-2]:
             return False
         axes = table.axes[-1] if isinstance(table.axes[-1], tuple) else (table.axes[-1],)
         return set(axes) <= set(FSDP_AXES)
@@ -242,6 +243,7 @@ class JitContext(ExampleVerbs):
     ) -> tuple[jax.Array, Tree]:
         if self.layout.sizes[PIPELINE] == 1:
             # not gathered here, which would gather all layers at once: the compiler does it for each layer
+            params = how.looked_up(params, shared, self)
             stacks = params if how.groups else {"": params}
             stacks = {name: how.but_tables(unwrapped, stack) for name, stack in stacks.items()}
             stacks = stacks if how.groups else stacks[""]

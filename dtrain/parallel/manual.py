@@ -24,7 +24,7 @@ from dtrain.models.nn.examples import ExampleVerbs
 from dtrain.models.nn.moe import ExpertWeights, Routing, grouped, in_order
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import PRODUCT, regather
-from dtrain.models.nn.single_device import scan_layers
+from dtrain.models.nn.single_device import rows_of, scan_layers
 from dtrain.models.nn.vma import axes_of, varied, vary
 from dtrain.parallel.gather import NotGathered, gathered, is_wrapped, summed
 from dtrain.parallel.kernels import grouped_product, local_attention, pair_attention
@@ -140,28 +140,35 @@ class ShardMapContext(ExampleVerbs):
         axes = self._work_axes(dim)
         return jax.lax.axis_index(axes) * size if axes else 0
 
-    def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
+    def lookup(self, table: Tree, token_BT: jax.Array, *, stacked: bool = False) -> jax.Array:
         """Each device has all rows of its share of `vocab`, but with fsdp only some columns (embed / fsdp).
 
         Token ids are all-gathered over fsdp: (fsdp x B, T). Each device looks up its columns for all of them, and an
         all-to-all exchanges: each device keeps its own B and gets all columns. Rows outside this device's share of
-        `vocab` are zero, so that a sum over the shares gives the row.
+        `vocab` are zero, so that a sum over the shares gives the row. Tables of several layers are exchanged at once.
         """
-        split, axes = tuple(filter(None, _flat(table.axes[-table.value.ndim]))), self._memory_axes(table.axes[-1])
-        if split != self._work_axes("vocab") or (axes and (table.value.ndim, token_BT.ndim) != (2, 2)):
-            how = f"this one has {table.value.ndim} dims, the first split over {' and '.join(split) or 'no axis'}"
+        dims = table.value.ndim - stacked
+        split, axes = tuple(filter(None, _flat(table.axes[-dims]))), self._memory_axes(table.axes[-1])
+        if split != self._work_axes("vocab") or (axes and (dims, token_BT.ndim) != (2, 2)):
+            how = f"this one has {dims} dims, the first split over {' and '.join(split) or 'no axis'}"
             hint = "name the dims of the table `vocab embed` and look up ids (examples, tokens), or set engine: jit"
             raise RecipeError(f"ctx.lookup under shard_map needs a table of dims vocab and embed; {how}", hint)
         columns = table.value
         for axis in axes:
             token_BT = jax.lax.all_gather(token_BT, axis, axis=0, tiled=True)
-        place_BT = token_BT - self.first("vocab", columns.shape[0])
-        here_BT1 = ((place_BT >= 0) & (place_BT < columns.shape[0]))[..., None]
-        row_BTE = jnp.where(here_BT1, columns[jnp.clip(place_BT, 0, columns.shape[0] - 1)], 0)
-        row_BTE = row_BTE.astype(table.dtype or row_BTE.dtype)
+        words = columns.shape[-dims]
+        place_BT = token_BT - self.first("vocab", words)
+        row_BTE = rows_of(columns, jnp.clip(place_BT, 0, words - 1), stacked=stacked)
+        here_BT1 = jnp.expand_dims((place_BT >= 0) & (place_BT < words), tuple(range(token_BT.ndim, row_BTE.ndim)))
+        row_BTE = jnp.where(here_BT1, row_BTE, 0).astype(table.dtype or row_BTE.dtype)
+        if not axes:
+            return row_BTE
+        inside = row_BTE.shape[2:]  # ([layers,] columns), sent side by side
+        row_BTE = row_BTE.reshape(*row_BTE.shape[:2], -1)
         for axis in reversed(axes):
             row_BTE = jax.lax.all_to_all(row_BTE, axis, split_axis=0, concat_axis=2, tiled=True)
-        return row_BTE
+        row_BTE = row_BTE.reshape(*row_BTE.shape[:2], -1, *inside)  # (B, T, device, [layers,] columns)
+        return jnp.moveaxis(row_BTE, 2, -2).reshape(*row_BTE.shape[:2], *inside[:-1], -1)
 
     def places(self, length: int) -> jax.Array:
         parts = self.layout.sizes[SEQUENCE]
@@ -253,7 +260,8 @@ class ShardMapContext(ExampleVerbs):
             regathers = how.remat == "none" and self.layout.parts("embed") > 1
             policy = replace(how, remat=regather(FSDP_AXES)) if regathers else how
             gathers = {block: gathering(block) for block in blocks}  # equal blocks stay one
-            return scan_layers([gathers[block] for block in blocks], params, x, shared=shared, how=policy, ctx=self)
+            ready = how.looked_up(params, shared, self)
+            return scan_layers([gathers[block] for block in blocks], ready, x, shared=shared, how=policy, ctx=self)
 
         stacks = params.values() if how.groups else [params]
         stages, own = self.layout.sizes[PIPELINE], sum(len(jax.tree.leaves(stack)[0]) for stack in stacks)

@@ -39,13 +39,13 @@ class PmapContext(SingleDeviceContext):
     def gather(self, params: Tree) -> Tree:
         return unwrapped(params)
 
-    def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
-        return looked_up(table, token_BT)
+    def lookup(self, table: Tree, token_BT: jax.Array, *, stacked: bool = False) -> jax.Array:
+        return looked_up(table, token_BT, stacked=stacked)
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
-        return super().stack(blocks, unwrapped(params), x, shared, replace(how, tables=()))
+        return super().stack(blocks, unwrapped(params), x, shared, how)
 
 
 @dataclass(frozen=True, kw_only=True)

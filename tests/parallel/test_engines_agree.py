@@ -1,8 +1,9 @@
 """Every engine on every mesh gives the losses and gradients of one device, for every model."""
 
 import dataclasses
+import math
 import typing
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -11,7 +12,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from dtrain.core.errors import RecipeError
+from dtrain.data.batch import TOKEN
 from dtrain.models.moe import Experts
+from dtrain.models.nn.context import Layers
 from dtrain.models.nn.param import Param, zeros
 from dtrain.models.nn.vma import varied
 from dtrain.optim.optimizer import Adafactor, AdamW, Optimizer
@@ -298,6 +301,33 @@ def test_every_table_is_looked_up_right_or_refused(dims: str, ids: tuple[int, ..
             assert dims != "vocab embed" or len(ids) != 2
             continue
         np.testing.assert_array_equal(found, table[chosen])
+
+
+@pytest.mark.parametrize("columns", [20, 512])  # of which a device has fewer than TPUs keep together, and as many
+@pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 4}, {"fsdp": 2, "tensor": 2}, {"data": 8}])
+def test_tables_of_layers_are_looked_up_at_once(sizes: dict[str, int], columns: int) -> None:
+    mesh = Mesh(**sizes)
+    whole = mesh.sizes(math.prod(sizes.values()))
+    declared = {"t": Param((3, 16, columns), "_ vocab embed", zeros)}
+    layout = Layout(whole, mesh.table(), declared, mesh.build(whole, jax.devices()[: math.prod(whole.values())]))
+    specs, draw = layout.specs(), np.random.default_rng(0)
+    table, chosen = draw.normal(size=(3, 16, columns)).astype("f4"), draw.integers(0, 16, (8, 6)).astype("i4")
+
+    def looked_up(ctx: Any, params: Any, token: Any) -> Any:
+        found = Layers(tables=("t",)).looked_up(wrap(params, specs), {TOKEN: token}, ctx)["t"]
+        return ctx.collect(found.reshape(-1, *found.shape[2:])).reshape(found.shape[0], -1, 6, columns)
+
+    def by_hand(params: Any, token: Any) -> Any:
+        params = jax.tree.map(lambda p: varied(p, layout.axes("batch")), params)
+        return looked_up(ShardMapContext(layout), params, token)
+
+    rows = PartitionSpec(layout.axes("batch"))
+    out = PartitionSpec(None, layout.axes("batch"))
+    split = jax.shard_map(by_hand, mesh=layout.mesh, in_specs=(specs, rows), out_specs=out, check_vma=False)
+    params = {"t": jax.device_put(table, layout.sharding(specs["t"]))}
+    for function in (partial(looked_up, JitContext(layout)), split):
+        given = jax.device_put(chosen, layout.sharding(rows))
+        np.testing.assert_array_equal(jax.jit(function)(params, given), table[:, chosen])
 
 
 @pytest.mark.nightly

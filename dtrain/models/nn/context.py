@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
-from dtrain.data.batch import Batch
+from dtrain.data.batch import TOKEN, Batch
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.moe import ExpertWeights, Routing
 from dtrain.models.nn.param import Tree
@@ -32,10 +33,24 @@ class Layers:
     groups: Sequence[str] = ()
     """For each of the blocks the name of the group of its parameters; (): all have the same shapes."""
     tables: Sequence[str] = ()
-    """Of a layer's parameters those that it looks up in, with `Context.lookup`: they are not gathered."""
+    """Of a layer's parameters the tables of tokens: blocks get the rows of their tokens in place of them."""
+
+    def looked_up(self, params: Tree, shared: Tree, ctx: "Context") -> Tree:
+        """The layers' parameters with the row (B, T, embed) of each token of `shared` in place of tables."""
+        if not self.tables:
+            return params
+        if self.groups:
+            return {name: stack | self.rows(stack, shared, ctx, stacked=True) for name, stack in params.items()}
+        return params | self.rows(params, shared, ctx, stacked=True)
+
+    def rows(self, layers: Tree, shared: Tree, ctx: "Context", *, stacked: bool) -> Tree:
+        """Of a stack of layers, or of one layer, those rows by the name of their table."""
+        rows = {name: ctx.lookup(layers[name], shared[TOKEN], stacked=stacked) for name in self.tables}
+        rows = {name: ctx.scatter(row, "vocab") for name, row in rows.items()}
+        return {name: jnp.moveaxis(row, 2, 0) if stacked else row for name, row in rows.items()}
 
     def but_tables(self, change: Callable[[Tree], Tree], layer: Tree) -> Tree:
-        """`change` of a layer's parameters, or of a stack of layers, without its tables, which stay as they are."""
+        """`change` of a layer's parameters, or of a stack of layers, but for those that `looked_up` replaced."""
         if not self.tables:
             return change(layer)
         tables = {name: layer[name] for name in self.tables}
@@ -135,8 +150,9 @@ class Context(Protocol):
         """The offset of this device's share, of length `size`, of `dim`. shard_map: `axis_index` x `size`. jit: 0."""
         ...
 
-    def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
-        """The row of each token (B, T, embed), from a table (vocab, embed) that is not yet gathered.
+    def lookup(self, table: Tree, token_BT: jax.Array, *, stacked: bool = False) -> jax.Array:
+        """The row of each token (B, T, embed), from a table (vocab, embed) that is not yet gathered. `stacked`: of
+        tables of several layers (layers, vocab, embed) all at once (B, T, layers, embed).
 
         Rows of words outside this device's share of `vocab` are zero: sum with `reduce` or `scatter`. Columns that fsdp
         splits: an all-gather of tokens and an all-to-all of columns; under jit, collectives for other tables are the

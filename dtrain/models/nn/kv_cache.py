@@ -156,6 +156,7 @@ class CachedContext(SingleDeviceContext):
         for number, layer in enumerate(layers):
             own = replace(cache, k=(cache.k[number],), v=(cache.v[number],))
             inside.append(replace(self, cache=own, grown=[], k={}, v=[]))
+            layer = layer | how.rows(layer, shared, self, stacked=False) if how.tables else layer
             x, sums = blocks[number % len(blocks)](layer, x, shared, inside[-1])
             shared = (shared or {}) | sums.pop(LATER, {})
         k, v = (tuple(ctx.k.get("", ctx.k) for ctx in inside), tuple(ctx.v[0] if ctx.v else None for ctx in inside))

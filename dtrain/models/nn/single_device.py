@@ -19,7 +19,7 @@ from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import ATTENTION, INPUT, Policy, Remat, policy
 
 LayerLoop = Callable[[bool, jax.Array, Tree], tuple[jax.Array, Tree]]
-"""(activations, parameters of one iteration) → activations, sums."""
+"""(whether it is in the body of a loop, activations, parameters of one iteration) → activations, sums."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class SingleDeviceContext(ExampleVerbs):
     def first(self, dim: str, size: int) -> jax.Array | int:
         return 0
 
-    def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
-        return table[token_BT]
+    def lookup(self, table: Tree, token_BT: jax.Array, *, stacked: bool = False) -> jax.Array:
+        return rows_of(table, token_BT, stacked=stacked)
 
     def places(self, length: int) -> jax.Array:
         return jnp.arange(length, dtype=jnp.int32)
@@ -80,10 +80,26 @@ class SingleDeviceContext(ExampleVerbs):
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
-        return scan_layers(blocks, params, x, shared=shared, how=how, ctx=self)
+        return scan_layers(blocks, how.looked_up(params, shared, self), x, shared=shared, how=how, ctx=self)
 
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         return grouped(tokens, experts)
+
+
+LANES = 128
+"""TPUs fill the last dim of an array up to a multiple of so many values."""
+
+
+def rows_of(table: jax.Array, token_BT: jax.Array, *, stacked: bool) -> jax.Array:
+    """The row of each token: (B, T, columns) of a table (vocab, columns), (B, T, layers, columns) of stacked ones."""
+    if not stacked:
+        return table[token_BT]
+    layers, words, columns = table.shape
+    if columns % LANES == 0:
+        return jax.vmap(lambda one: one[token_BT], out_axes=-2)(table)
+    # rows are looked up in an array whose last dim is that of columns: a few of them are filled up least side by side
+    beside = table.swapaxes(0, 1).reshape(words, layers * columns)
+    return beside[token_BT].reshape(*token_BT.shape, layers, columns)
 
 
 def scan_layers(
