@@ -199,7 +199,9 @@ class _Pass:
         size = max(sent, _received(collective)) if kind == "all-gather" else sent
         listed = members(collective)
         group = network.group(list(range(network.devices)) if listed is None else listed)
-        seconds = network.time(kind, group, size, dims_used(collective))
+        if kind == "all-reduce" and home is not self.home and _keeps_a_part(collective, home, sent / group.size):
+            kind = "reduce-scatter"
+        seconds = network.time(kind, group, size, dims_used(collective) or dims_used(op))
         direction = collective.operands and _direction(collective)
         queue = f"network {direction}" if kind == "collective-permute" else "network"
         spent = self.total.collectives[kind, group.axes]
@@ -247,6 +249,12 @@ def _received(op: Op) -> float:
     """Bytes of a gathered result; a start operation also lists its operand, so take the largest."""
     largest = max((array.bytes for array in op.results), default=0)
     return float(largest if op.kind.endswith("-start") else op.bytes)
+
+
+def _keeps_a_part(collective: Op, home: Computation, part: float) -> bool:
+    """Whether a fusion ("all-reduce-scatter") keeps only this device's part, of so many bytes, of a sum."""
+    users = [op for op in home.ops.values() if collective.name in op.operands]
+    return any(op.kind == "dynamic-slice" and op.bytes <= part for op in users)
 
 
 def _direction(op: Op) -> str:

@@ -199,6 +199,33 @@ def test_a_gather_in_flight_is_counted_once() -> None:
     assert found.seconds == pytest.approx(collective.seconds)
 
 
+ALL_REDUCE_SCATTER = """HloModule m, is_scheduled=true
+
+%%reducing (p0: f32[1024,1024]) -> f32[64,1024] {
+  %%p0 = f32[1024,1024]{1,0:T(8,128)} parameter(0)
+  %%r = f32[1024,1024]{1,0:T(8,128)} all-reduce(%%p0), channel_id=3, replica_groups=[1,16]<=[16], to_apply=%%add
+  %%i = s32[] constant(0)
+  ROOT %%s = f32[%d,1024]{1,0:T(8,128)} dynamic-slice(%%r, %%i, %%i), dynamic_slice_sizes={%d,1024}
+}
+
+ENTRY %%main (a: f32[1024,1024]) -> f32[%d,1024] {
+  %%a = f32[1024,1024]{1,0:T(8,128)} parameter(0)
+  ROOT %%f = f32[%d,1024]{1,0:T(8,128)} fusion(%%a), kind=kCustom, calls=%%reducing, \
+backend_config={"collective_algorithm_config":{"debug":"StrategyRing{colors:1 cores:{16}}"}}
+}
+""".replace("\\\n", "")
+
+
+def test_a_sum_of_which_a_fusion_keeps_a_part_is_scattered() -> None:
+    """XLA writes it as an all-reduce; it moves half of the bytes of one. The algorithm is named by the fusion."""
+    scattered = replayed(ALL_REDUCE_SCATTER % ((64,) * 4)).collectives
+    assert list(scattered) == [("reduce-scatter", ("fsdp",))]
+    seconds = 4 * 1024**2 * 15 / 16 / 90e9 + 16e-6
+    assert scattered["reduce-scatter", ("fsdp",)].seconds == pytest.approx(seconds)
+    whole = replayed(ALL_REDUCE_SCATTER % ((1024,) * 4)).collectives["all-reduce", ("fsdp",)]
+    assert whole.seconds == pytest.approx(2 * (seconds - 16e-6) + 16e-6)
+
+
 def test_slices_communicate_over_the_slow_network() -> None:
     two = Network(V5E, (4, 4), {"data": 2, "fsdp": 16}, np.tile(RING.coords, (2, 1)), np.repeat([0, 1], 16))
     inside, across = (two.time("all-reduce", two.along((axis,)), 1e9) for axis in ("fsdp", "data"))
