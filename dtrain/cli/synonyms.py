@@ -19,6 +19,8 @@ SYNONYMS = {
 """Verbs of other tools, and ours."""
 OPTIONS = {"output-dir": "--runs-dir", "out": "--runs-dir", "gpus": "--devices"}
 """Options of other tools, and ours; `other_names` has our keys."""
+TARGETS = ("out", "output", "output-dir", "outfile", "o")
+"""Options by which other tools name what is written, where that is an argument here."""
 
 
 class Group(TyperGroup):
@@ -65,6 +67,12 @@ class Group(TyperGroup):
                 near = [one for one in getattr(error, "possibilities", None) or () if one != "--extended"]
                 setattr(error, "possibilities", near)  # noqa: B010
                 command = getattr(getattr(error, "ctx", None), "command", None)
+                names = [getattr(one, "name", "") for one in getattr(command, "params", ())]
+                if name.lstrip("-") in TARGETS and "target" in names:
+                    setattr(error, "possibilities", None)  # noqa: B010
+                    what = "Write the target without an option: it is an argument"
+                    setattr(error, "message", f"No such option: {name}. {what}")  # noqa: B010
+                    raise
                 keyed = any("KEY=" in str(getattr(one, "metavar", "")) for one in getattr(command, "params", ()))
                 if keyed and (key := key_of(name.lstrip("-"))):
                     # no list of options that are spelt alike: a key is what was meant

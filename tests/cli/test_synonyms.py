@@ -65,6 +65,12 @@ def test_an_option_that_is_a_key_is_named(in_process: Dtrain, option: str, meant
     assert meant in shown
 
 
+@pytest.mark.parametrize("option", ["--out", "-o", "--output-dir"])
+def test_a_target_is_an_argument(in_process: Dtrain, option: str) -> None:
+    shown = " ".join(in_process("export", "one", option, "two", code=2, COLUMNS="200").stderr.split())
+    assert f"No such option: {option}. Write the target without an option: it is an argument" in shown
+
+
 def test_keys_are_those_of_the_recipe() -> None:
     found = keys()
     for _ in range(2):  # from the schema or an older file, and from the file
