@@ -67,13 +67,13 @@ class Group(TyperGroup):
                 near = [one for one in getattr(error, "possibilities", None) or () if one != "--extended"]
                 setattr(error, "possibilities", near)  # noqa: B010
                 command = getattr(getattr(error, "ctx", None), "command", None)
-                names = [getattr(one, "name", "") for one in getattr(command, "params", ())]
-                if name.lstrip("-") in TARGETS and "target" in names:
+                params = getattr(command, "params", ())
+                if name.lstrip("-") in TARGETS and any(one.name == "target" for one in params):
                     setattr(error, "possibilities", None)  # noqa: B010
                     what = "Write the target without an option: it is an argument"
                     setattr(error, "message", f"No such option: {name}. {what}")  # noqa: B010
                     raise
-                keyed = any("KEY=" in str(getattr(one, "metavar", "")) for one in getattr(command, "params", ()))
+                keyed = any("KEY=" in str(getattr(one, "metavar", "")) for one in params)
                 if keyed and (key := key_of(name.lstrip("-"))):
                     # no list of options that are spelt alike: a key is what was meant
                     setattr(error, "possibilities", None)  # noqa: B010

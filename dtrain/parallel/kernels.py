@@ -18,10 +18,10 @@ from dtrain.models.nn.attention import AttentionSpec, Positions, attention
 from dtrain.models.nn.blockwise_product import blockwise_product
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import ATTENTION, QKV
+from dtrain.models.nn.single_device import LANES
 from dtrain.models.nn.vma import axes_of, vary
 from dtrain.parallel.ring import GradientRequest, Keys, PairAttention, PartialAttention, PlainPairs, Queries
 
-LANES = 128
 BLOCK = 512
 WIDE = 2048
 """Most keys in a block of the fused gradient kernel where no score is masked, so that wide blocks waste no work."""

@@ -174,7 +174,7 @@ def replay(run_dir: Folder, step: int, before: int, abandoned: bool, say: Say) -
         message = f"step {step:,} begins before step {known.first:,}, where the recipe was changed"
         raise RecipeError(message, f"the run's steps from {known.first:,} on can be computed again")
     say("making the initial state" if begin is None else f"restoring step {begin:,}")
-    state, guarantee = _state(run_dir, assembly, begin, known.recipe.engine.steps_per_call)
+    state, guarantee = _state(run_dir, assembly, begin)
     say("compiling")
     return _replayed(run_dir, assembly, known, tokenizer, state, step=step, guarantee=guarantee, before=before, say=say)
 
@@ -186,12 +186,11 @@ def _begin(run_dir: Folder, limit: int, before: int) -> int | None:
     return max((saved for saved in older if saved < limit - before), default=min(older, default=None))
 
 
-def _state(run_dir: Folder, assembly: Assembly, begin: int | None, calls: int) -> tuple[State, tuple[str, ...]]:
+def _state(run_dir: Folder, assembly: Assembly, begin: int | None) -> tuple[State, tuple[str, ...]]:
     """The state after a step of the run, and what is the same as there, or differs."""
-    several = [f"the run makes {calls} steps in a call, here each is one: the bits may differ"] * (calls > 1)
     now = provenance.conditions(assembly)
     if begin is None:
-        return initial_state(assembly, None), (*_since_the_beginning(run_dir, assembly, now), *several)
+        return initial_state(assembly, None), tuple(_since_the_beginning(run_dir, assembly, now))
     with Store(run_dir.checkpoints.absolute(), assembly.recipe.checkpoint, reading=True) as store:
         checkpoint, _ = select_checkpoint(run_dir, assembly.recipe, store, lambda _: None, step=begin, best=False)
         state = store.restore(begin, saved(assembly.shapes, assembly.layout.declared))
@@ -199,7 +198,7 @@ def _state(run_dir: Folder, assembly: Assembly, begin: int | None, calls: int) -
     if list(state_checksum(begin, state).checksum()) != list(checkpoint.checksum):
         raise CheckpointError(f"the restored values of step {begin} do not have the checksum of the saved ones")
     guarantee = provenance.resume_guarantee(checkpoint.conditions, now, assembly.recipe, begin)
-    return state, (*guarantee, *several)
+    return state, tuple(guarantee)
 
 
 def _since_the_beginning(run_dir: Folder, assembly: Assembly, now: JsonObject) -> list[str]:
@@ -211,7 +210,8 @@ def _since_the_beginning(run_dir: Folder, assembly: Assembly, now: JsonObject) -
         conditions = manifest.read(run_dir.checkpoints / str(oldest)).conditions
     except manifest.CorruptCheckpoint as error:
         return [f"whether software and devices are the same is not known; checkpoint {oldest:,}: {error}"]
-    return provenance.resume_guarantee(conditions, now, assembly.recipe, oldest)
+    guarantee = provenance.resume_guarantee(conditions, now, assembly.recipe, oldest)
+    return [f"compared with the oldest checkpoint, of step {oldest:,}:", *guarantee]
 
 
 def _replayed(

@@ -90,10 +90,13 @@ def test_no_model_gathers_its_batch(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_the_tables_of_layers_are_not_gathered(engine: str) -> None:
-    """(vocab 96, inputs 20) each, of which fsdp has 5 columns on a device: tokens and their columns are exchanged."""
-    on = place(replace(EVERY["gemma4_e2b"], layer_inputs=20, pad_vocab=96), ENGINES[engine], Mesh(data=2, fsdp=4))
+    """(vocab 96, inputs 20) each, of which fsdp has 5 columns on a device: tokens and their columns are exchanged, once
+    for the layers of one shape and once for the table of the model, and so are their gradients."""
+    model = replace(EVERY["gemma4_e2b"], layer_inputs=20, pad_vocab=96)
+    on = place(model, ENGINES[engine], Mesh(data=2, fsdp=4))
     one = step.train_step(on.grads, on.update, learning_rate(ADAM, 100), on.layout.declared)
     program = on.engine.compile(on.engine.trace(on.layout, one, on.now, on.rows, out=None, donate=False), "cpu")
+    assert program.as_text().count(" all-to-all(") == 2 * (len(model.stacks) + 1)
     sizes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", program.as_text())}
     assert any(size[-2:] == (96, 5) for size in sizes)
     assert not [size for size in sizes if size[-2:] == (96, 20)]

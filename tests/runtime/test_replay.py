@@ -63,12 +63,21 @@ def test_a_step_again_has_the_bits_of_the_run_and_its_examples(
     replace(older, conditions=older.conditions | {"versions": versions}).write(saved)
     told = dtrain("replay", "own", "--at", "7").stdout
     assert f"jax: was 0.9.9, now {jax.__version__}" in told and "why is not known" not in told
+    assert "compared with the oldest checkpoint, of step 8:" in told
     (saved / manifest.NAME).write_text("{")
     assert "are the same is not known; checkpoint 8: its manifest" in dtrain("replay", "own", "--at", "7").stdout
     shutil.rmtree(saved.parent)
     assert "the run has no checkpoint: whether" in dtrain("replay", "own", "--at", "7").stdout
     assert "the run has 24 steps" in dtrain("replay", "own", "--at", "25", code=2).stderr
     assert "no rollback repeated step 7" in dtrain("replay", "own", "--at", "7", "--abandoned", code=2).stderr
+
+
+@pytest.mark.slow
+def test_steps_that_the_run_made_in_one_call_may_differ_by_rounding(dtrain: Dtrain) -> None:
+    dtrain("run", *SMALL, *KEPT, "name=own", "engine.steps_per_call=4")
+    said = ["the same numbers except for rounding:", "  engine.steps_per_call: was 4, now 1"]
+    assert replayed(dtrain, "own", "--at", "20", "--before", "4")["guarantee"] == said
+    assert replayed(dtrain, "own", "--at", "4")["guarantee"][1:] == said
 
 
 @pytest.mark.slow
