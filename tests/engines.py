@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from dtrain.assembly import state, step
 from dtrain.data.arrays import image_example
 from dtrain.data.batch import Batch, Example, Feature
+from dtrain.models.altup import AltUp
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import QueryGrowth
@@ -127,6 +128,12 @@ LANGUAGE_MODELS = {
         feed_forward="geglu", qk_norm=True, value_norm=True, post_norm=True, layer_scale=True, attention_multiplier=0.5,
         position=Rope(partial=0.25, proportional=True), experts=Experts(count=4, active=2, hidden=24, beside=True),
         pattern=(LayerKind(window=12, position=Rope()), LayerKind(head_dim=16, kv_heads=2, shared_values=True)),
+    ),
+    "gemma3n": Decoder(
+        vocab=48, context=LENGTH, layers=6, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, init=0.1, tied=True,
+        feed_forward="geglu", qk_norm=True, value_norm=True, post_norm=True, layer_inputs=8, layer_inputs_vocab=40,
+        embed_scale=True, epsilon=1e-3, altup=AltUp(streams=3, active=1), laurel_rank=4,
+        pattern=(LayerKind(window=12, sparsity=0.7), LayerKind(), LayerKind(window=12, shared_keys=True)),
     ),
     "gemma4_e2b": Decoder(
         vocab=48, context=LENGTH, layers=8, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, init=0.1, tied=True,

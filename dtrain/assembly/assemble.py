@@ -22,6 +22,7 @@ from dtrain.models.nn.model import Flops
 from dtrain.models.parts import with_parts
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
+from dtrain.parallel.auto import others
 from dtrain.parallel.engine import Traced, call_shapes, replicated
 from dtrain.parallel.mesh import SEQUENCE, TENSOR
 from dtrain.parallel.rules import Layout, with_default_dims
@@ -232,7 +233,7 @@ def _layout(recipe: Recipe, engine: Engine, model: Any, devices: Sequence[Device
             hint += ", or set split_rows = True in the model's class once it uses ctx.places and ctx.attend"
         raise RecipeError(f"mesh.sequence = {sizes['sequence']} {why}", hint)
     if refusal := engine.refusal(layout):
-        raise RecipeError(f"engine: {refusal}", "use engine: shard_map or jit")
+        raise RecipeError(f"engine: {refusal}", others(engine))
     problems = [*divisibility_problems("batch", recipe.batch, sizes, recipe.accumulate)]
     problems += divisibility_problems("evaluate.batch", recipe.evaluate.batch or recipe.batch, sizes, 1)
     for path, message, hint in problems:

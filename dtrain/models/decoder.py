@@ -8,9 +8,8 @@ Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import cycle, islice
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +19,20 @@ from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, SOURCES, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT, Batch, Example
 from dtrain.models import layer_inputs
+from dtrain.models.altup import ALTUP, AltUp
 from dtrain.models.decoder_checks import check
-from dtrain.models.decoder_layer import CHUNKS, GROWTH, WAVES, QueryGrowth, apply, chunks, kept, layer, norm, normal
+from dtrain.models.decoder_layer import QueryGrowth, blocks, kept, layer, norm, normal, shared_arrays
 from dtrain.models.delta import Delta
 from dtrain.models.families.tensors import namings
 from dtrain.models.feed_forward import Form, gated
 from dtrain.models.latent import Latent
-from dtrain.models.layer_pattern import ATTENTION, LayerKind, expanded, shared_from
+from dtrain.models.layer_pattern import ATTENTION, LayerKind, expanded
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import mean_attended_keys
-from dtrain.models.nn.context import Block, Context, Layers
+from dtrain.models.nn.context import Context, Layers
 from dtrain.models.nn.kv_cache import KeptLayer
 from dtrain.models.nn.model import Declared, Flops, Loss, Model, Structure
 from dtrain.models.nn.param import Param, Tree
@@ -50,7 +50,7 @@ def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tre
     rank `adapters` are parameters in products.
     """
     head = declared.get("head", declared["embed"])
-    own = jax.tree.leaves({name: declared[name] for name in ("blocks", "norm")})
+    own = jax.tree.leaves({name: declared[name] for name in ("blocks", "norm", ALTUP) if name in declared})
     parts = [(param, 1.0) for param in own if "vocab" not in param.names]  # a table is not multiplied
     if model.experts:
         share = model.experts.active / model.experts.count
@@ -161,6 +161,12 @@ class Decoder(Declared):
     layer_inputs: Natural = 0
     """Values of each token that every layer has as an input of its own, from a table and from what enters the first
     layer (Gemma 3n, Gemma 4); 0: none."""
+    layer_inputs_vocab: Natural = 0
+    """Words of that table; a later word has the row of the first one; 0: `vocab`."""
+    altup: AltUp | None = None
+    """Several streams of activations between layers, of which a layer computes with one (Gemma 3n)."""
+    laurel_rank: Natural = 0
+    """Rank of a product of two matrices beside attention, LAuReL (Gemma 3n); 0: none."""
     tied: bool = False
     """Use the embedding as the output head."""
     head_bias: bool = False
@@ -236,7 +242,11 @@ class Decoder(Declared):
     @property
     def padded_vocab(self) -> int:
         """Rows of the embedding, padding included."""
-        return -(-self.vocab // self.pad_vocab) * self.pad_vocab
+        return self.padded(self.vocab)
+
+    def padded(self, words: int) -> int:
+        """Rows of a table of so many words, padding included."""
+        return -(-words // self.pad_vocab) * self.pad_vocab
 
     @property
     def groups(self) -> int:
@@ -306,6 +316,7 @@ class Decoder(Declared):
         tree: Tree = {"embed": Param((padded_vocab, width), "vocab embed", initial, unpadded=(self.vocab, width))}
         tree["norm"] = norm(self, self.width, "embed")
         tree |= {layer_inputs.NORM: norm(self, self.layer_inputs, "_")} if self.layer_inputs else {}
+        tree |= {ALTUP: self.altup.outside(width, initial)} if self.altup else {}
         kinds = {self.group(kind): kind for kind in self.round}
         of = [self.group(kind) for kind in self.kinds]
         stacks = {name: declare.stacked(layer(self, kind), of.count(name)) for name, kind in kinds.items()}
@@ -358,32 +369,19 @@ class Decoder(Declared):
         x_BTE = ctx.scatter(ctx.lookup(params["embed"], token_BT), "vocab")
         x_BTE = x_BTE * math.sqrt(self.width) if self.embed_scale else x_BTE
         x_BTE = x_BTE * self.embed_multiplier if self.embed_multiplier != 1 else x_BTE
-        first_BTE, shared = x_BTE, dict[str, Any]({WEIGHT: weight_BT})
+        first_BTE = x_BTE
         if isinstance(self.position, Learned):
             position_BTE = ctx.gather(params["position"])[ctx.share(position_BT)]
             x_BTE = (x_BTE + position_BTE).astype(x_BTE.dtype)
-        shared |= {WAVES: tuple(rope.waves(position_BT, size) for rope, size in self.rotations)}
-        shared |= {GROWTH: self.query_growth.factor(position_BT)} if self.query_growth else {}
-        shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
-        if sizes := {kind.chunk for kind in self.round if kind.chunk}:
-            at_BT = jnp.broadcast_to(position_BT, token_BT.shape)
-            shared |= {CHUNKS: {f"{size}": chunks(at_BT, batch.get(DOCUMENT), size, self.context) for size in sizes}}
-        shared |= layer_inputs.shared(params, first_BTE, token_BT, ctx) if self.layer_inputs else {}
+        shared = shared_arrays(self, params, batch, position_BT, weight_BT, first_BTE, ctx)
+        outside = ctx.gather(params[ALTUP]) if self.altup else {}
+        x_BTE = self.altup.expanded(outside, x_BTE) if self.altup else x_BTE
         tables = (layer_inputs.TABLE,) if self.layer_inputs else ()
         how = Layers(self.remat, self.unroll, self.stacks and tuple(map(self.group, self.round)), tables)
-        blocks = self._blocks()
-        x_BTE, sums = ctx.stack(blocks, params["blocks"], x_BTE, shared, how)
+        x_BTE, sums = ctx.stack(blocks(self), params["blocks"], x_BTE, shared, how)
+        x_BTE = self.altup.merged(outside, x_BTE) if self.altup else x_BTE
         x_BTE = normal(self, ctx.gather(params["norm"]), x_BTE)
         return (x_BTE * self.logit_multiplier if self.logit_multiplier != 1 else x_BTE), sums
-
-    def _blocks(self) -> list[Block]:
-        """The block of each layer of a round; equal layers have the same, but those whose keys others share."""
-        stored = {number for number in shared_from(self.round) if number is not None}
-        made: dict[LayerKind, Block] = {kind: partial(apply, self, kind, False) for kind in self.round}
-        return [
-            partial(apply, self, kind, True) if number in stored else made[kind]
-            for number, kind in enumerate(self.round)
-        ]
 
     @property
     def head(self) -> Head:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dtrain.core.errors import FieldError
+from dtrain.models.feed_forward import gated
 from dtrain.models.layer_pattern import ATTENTION, OTHER_MIXERS, shared_from
 from dtrain.models.rope import Learned, Rope
 
@@ -51,10 +52,27 @@ def check(model: "Decoder") -> None:
     if any(kind.hidden and not kind.dense and not beside for kind in model.pattern):
         hint = "set experts.hidden, or dense: true"
         raise FieldError("pattern", "hidden is the width of a feed-forward layer, and these layers have experts", hint)
+    _check_streams(model)
     _check_heads(model)
     _check_mixers(model)
     _check_latent(model)
     _check_norms(model)
+
+
+def _check_streams(model: "Decoder") -> None:
+    """FieldError for what is not defined with several streams, with low-rank residuals and with sparse layers."""
+    if model.altup and model.layer_scale:
+        raise FieldError("layer_scale", "layer_scale and altup exclude each other")
+    if model.laurel_rank and (model.parallel or not model.pre_norm):
+        raise FieldError("laurel_rank", "laurel_rank needs pre_norm: true and parallel: false")
+    if (words := model.layer_inputs_vocab) and (not model.layer_inputs or (model.vocab and words > model.vocab)):
+        message = f"layer_inputs_vocab = {words}: needs layer_inputs, and at most vocab = {model.vocab}"
+        raise FieldError("layer_inputs_vocab", message)
+    beside = model.experts is None or model.experts.beside
+    if any(kind.sparsity and not kind.dense and not beside for kind in model.pattern):
+        raise FieldError("pattern", "sparsity is about a feed-forward layer, and these layers have experts")
+    if any(kind.sparsity for kind in model.pattern) and not gated(model.feed_forward):
+        raise FieldError("pattern", f"sparsity is about gates, which {model.feed_forward} does not have")
 
 
 def _check_heads(model: "Decoder") -> None:

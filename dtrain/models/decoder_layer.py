@@ -5,21 +5,23 @@ Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, 
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from dtrain.core.types import Natural, Positive, PositiveFloat
-from dtrain.data.batch import DOCUMENT, WEIGHT
+from dtrain.data.batch import DOCUMENT, TOKEN, WEIGHT, Batch
 from dtrain.models import layer_inputs
-from dtrain.models.feed_forward import hidden
+from dtrain.models.altup import ALTUP
+from dtrain.models.feed_forward import hidden, sparse
 from dtrain.models.latent import LATENT
-from dtrain.models.layer_pattern import LayerKind
+from dtrain.models.layer_pattern import LayerKind, shared_from
 from dtrain.models.moe import matrices
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import AttentionSpec
-from dtrain.models.nn.context import LATER, Context
+from dtrain.models.nn.context import LATER, Block, Context
 from dtrain.models.nn.kv_cache import Kept, KeptLayer
 from dtrain.models.nn.layers import added, bias, lift, normalised, scale
 from dtrain.models.nn.matmul import matmul
@@ -73,7 +75,7 @@ def layer(model: "Decoder", kind: LayerKind) -> Tree:
         if model.experts.beside:
             tree |= {name: norm(model, width, "embed") for name in ("moe_norm", "mlp_post", "moe_post")}
     if "moe" not in tree or (model.experts and model.experts.beside):
-        size = kind.hidden or model.hidden or 4 * width
+        size = _hidden_of(model, kind)
         tree["mlp"] = matrices(width, size, model.feed_forward, inner, outer)
         if model.bias or model.mlp_bias:
             inner_biases = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
@@ -82,9 +84,26 @@ def layer(model: "Decoder", kind: LayerKind) -> Tree:
         tree |= {"post1": norm(model, width, "embed"), "post2": norm(model, width, "embed")}
     if model.layer_inputs:
         tree |= layer_inputs.params(model, inner, outer) | {"inputs_post": norm(model, width, "embed")}
+    if model.laurel_rank:
+        tree |= {"laurel": _laurel(width, model.laurel_rank, inner, outer), "laurel_post": norm(model, width, "embed")}
+    if model.altup:
+        tree[ALTUP] = model.altup.params(model, inner) | {"norm": norm(model, width, "embed")}
     if model.layer_scale:
         tree["scale"] = replace(scale((1,), "_"), trained=False)
     return tree
+
+
+def _hidden_of(model: "Decoder", kind: LayerKind) -> int:
+    """Width of the feed-forward layer in such a layer."""
+    return kind.hidden or model.hidden or 4 * model.width
+
+
+def _laurel(width: int, rank: int, inner: Init, outer: Init) -> Tree:
+    """A product of two thin matrices beside attention."""
+    return {
+        "left": Param((width, rank), "embed _", inner, fan_in=("embed",)),
+        "right": Param((rank, width), "_ embed", outer, fan_in=("_",)),
+    }
 
 
 def _attention_params(model: "Decoder", kind: LayerKind, inner: Init, outer: Init) -> Tree:
@@ -145,6 +164,15 @@ def norm(model: "Decoder", size: int, dim: str) -> Tree:
     return factors | ({"bias": bias((size,), dim)} if model.norm_bias else {})
 
 
+def blocks(model: "Decoder") -> list[Block]:
+    """The block of each layer of a round; equal layers have the same, but those whose keys others share."""
+    stored = {number for number in shared_from(model.round) if number is not None}
+    made: dict[LayerKind, Block] = {kind: partial(apply, model, kind, False) for kind in model.round}
+    return [
+        partial(apply, model, kind, True) if number in stored else made[kind] for number, kind in enumerate(model.round)
+    ]
+
+
 def apply(
     model: "Decoder", kind: LayerKind, stored: bool, block: Tree, x_BTE: jax.Array, shared: Tree, ctx: Context
 ) -> tuple[jax.Array, Tree]:
@@ -158,18 +186,29 @@ def apply(
         y = normal(model, block.get(name, {}), y) if model.post_norm else y
         return y * model.residual_multiplier if model.residual_multiplier != 1 else y
 
+    altup, streams = model.altup, list[jax.Array]()
+    if altup:
+        streams = altup.predicted(model, block[ALTUP], altup.apart(x_BTE), ctx.train)
+        x_BTE = streams[altup.active]
     input_BTE, first_BTE = x_BTE, before("norm1", x_BTE)
     y_BTE, keys = _attention(model, block, ctx.collect(first_BTE), shared, kind, ctx)
     y_BTE = ctx.scatter(y_BTE, "heads")
     y_BTE = added(y_BTE, block["out"]["bias"]) if "bias" in block.get("out", {}) else y_BTE
     x_BTE = x_BTE + after("post1", y_BTE)
+    if model.laurel_rank:
+        y_BTE = matmul(matmul(first_BTE, block["laurel"]["left"]), block["laurel"]["right"])
+        x_BTE = (x_BTE + first_BTE + normal(model, block["laurel_post"], y_BTE)) * 2**-0.5
     if not _one_norm(model):
         first_BTE = before("norm2", input_BTE if model.parallel else x_BTE)
-    y_BTE, sums = _feed_forward(model, block, first_BTE, x_BTE, shared, ctx)
+    y_BTE, sums = _feed_forward(model, kind, block, first_BTE, x_BTE, shared, ctx)
     x_BTE = x_BTE + after("post2", y_BTE)
+    if altup:
+        streams = altup.corrected(model, block[ALTUP], streams, x_BTE, ctx.train)
     if model.layer_inputs:
-        y_BTE = layer_inputs.applied(model, block, x_BTE, shared, ctx)
-        x_BTE = x_BTE + normal(model, block["inputs_post"], y_BTE)
+        y_BTE = altup.read(block[ALTUP], streams) if altup else x_BTE
+        y_BTE = normal(model, block["inputs_post"], layer_inputs.applied(model, block, y_BTE, shared, ctx))
+        x_BTE, streams = x_BTE + y_BTE, [*streams[:1], *(stream_BTE + y_BTE for stream_BTE in streams[1:])]
+    x_BTE = jnp.concatenate(streams, -1) if altup else x_BTE
     sums |= {LATER: {kind.keys: keys}} if stored else {}
     return (x_BTE * block["scale"].astype(x_BTE.dtype)[None, None] if model.layer_scale else x_BTE), sums
 
@@ -231,6 +270,21 @@ def _spec(model: "Decoder", kind: LayerKind) -> AttentionSpec:
     rope = kind.position or model.position
     factor *= rope.scaling.scores if isinstance(rope, Rope) and rope.scaling else 1.0
     return AttentionSpec(factor, window=kind.window, softcap=model.attention_softcap, chunk=kind.chunk)
+
+
+def shared_arrays(
+    model: "Decoder", params: Tree, batch: Batch, position_BT: jax.Array, weight_BT: jax.Array, x_BTE: jax.Array,
+    ctx: Context,
+) -> Tree:  # fmt: skip
+    """What all layers share, from the batch, the places of its tokens and what enters the first layer."""
+    shared: Tree = {WEIGHT: weight_BT}
+    shared |= {WAVES: tuple(rope.waves(position_BT, size) for rope, size in model.rotations)}
+    shared |= {GROWTH: model.query_growth.factor(position_BT)} if model.query_growth else {}
+    shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
+    if sizes := {kind.chunk for kind in model.round if kind.chunk}:
+        at_BT = jnp.broadcast_to(position_BT, batch[TOKEN].shape)
+        shared |= {CHUNKS: {f"{size}": chunks(at_BT, batch.get(DOCUMENT), size, model.context) for size in sizes}}
+    return shared | (layer_inputs.shared(model, params, x_BTE, batch[TOKEN], ctx) if model.layer_inputs else {})
 
 
 def chunks(position_BT: jax.Array, document_BT: jax.Array | None, size: int, context: int) -> jax.Array:
@@ -298,24 +352,24 @@ def _joint_norm(
 
 
 def _feed_forward(
-    model: "Decoder", block: Tree, y_BTE: jax.Array, x_BTE: jax.Array, shared: Tree, ctx: Context
+    model: "Decoder", kind: LayerKind, block: Tree, y_BTE: jax.Array, x_BTE: jax.Array, shared: Tree, ctx: Context
 ) -> tuple[jax.Array, Tree]:
     """The normalised activations y through the feed-forward layer or the experts, or x, which is not normalised,
     through the experts beside it."""
     if not model.experts or "moe" not in block:
-        return _dense(model, block, y_BTE, ctx), {}
+        return _dense(model, kind, block, y_BTE, ctx), {}
     apply, beside = model.experts.apply, model.experts.beside
     routed_BTE = normalised({}, x_BTE, "rms", model.epsilon, offset=False) if beside else None
     z_BTE = normal(model, block["moe_norm"], x_BTE) if beside else y_BTE
     z_BTE, sums = apply(block["moe"], z_BTE, shared[WEIGHT], model.feed_forward, ctx, routed_BTE)
     z_BTE = ctx.scatter(z_BTE, "hidden")
     if beside:
-        y_BTE = normal(model, block["mlp_post"], _dense(model, block, y_BTE, ctx))
+        y_BTE = normal(model, block["mlp_post"], _dense(model, kind, block, y_BTE, ctx))
         z_BTE = y_BTE + normal(model, block["moe_post"], z_BTE)
     return z_BTE, sums
 
 
-def _dense(model: "Decoder", block: Tree, y_BTE: jax.Array, ctx: Context) -> jax.Array:
+def _dense(model: "Decoder", kind: LayerKind, block: Tree, y_BTE: jax.Array, ctx: Context) -> jax.Array:
     mlp, y_BTE = block["mlp"], ctx.collect(y_BTE)
 
     halves = jnp.split(matmul(y_BTE, mlp[JOINED]), 2, axis=-1) if JOINED in mlp else []
@@ -324,6 +378,9 @@ def _dense(model: "Decoder", block: Tree, y_BTE: jax.Array, ctx: Context) -> jax
     def times(name: str) -> jax.Array:
         y_BTF = together[name] if together else matmul(y_BTE, mlp[name], name=name)
         y_BTF = added(y_BTF, mlp[f"{name}_bias"]) if f"{name}_bias" in mlp else y_BTF
+        y_BTF = (
+            sparse(y_BTF, kind.sparsity, _hidden_of(model, kind), ctx) if kind.sparsity and name == "gate" else y_BTF
+        )
         return ctx.shard(y_BTF, "batch", "length", "hidden")
 
     y_BTE = ctx.scatter(matmul(hidden(model.feed_forward, times), mlp["down"], name="down"), "hidden")

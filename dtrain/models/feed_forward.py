@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
+from statistics import NormalDist
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dtrain.models.nn.context import Context
 
 Form = Literal["swiglu", "geglu", "swiglu_clamped", "gelu", "gelu_tanh", "relu", "relu2"]
 """Gated by SiLU or by GELU (tanh form), or by SiLU of clamped values (gpt-oss); or ungated: GELU, exact or in its tanh
@@ -45,6 +48,16 @@ def gated(form: Form) -> bool:
 def activation(form: Form) -> Callable[[jax.Array], jax.Array]:
     """The function of a form; that of swiglu_clamped is SiLU without its bound."""
     return ACTIVATIONS.get(form, jax.nn.silu)
+
+
+def sparse(x_BTF: jax.Array, share: float, size: int, ctx: Context) -> jax.Array:
+    """How much each value is above the cut that a `share` of the values of a token are below if they are normally
+    distributed; zero for those below (Gemma 3n). `size`: that of F on all devices together."""
+    wide_BTF = x_BTF.astype(jnp.float32)
+    mean_BT1 = ctx.reduce(wide_BTF.sum(-1, keepdims=True), "hidden") / size
+    variance_BT1 = ctx.reduce(jnp.square(wide_BTF - mean_BT1).sum(-1, keepdims=True), "hidden") / size
+    deviation_BT1 = jnp.sqrt(jnp.maximum(variance_BT1, 1e-30))  # the root of zero has no gradient
+    return jax.nn.relu(wide_BTF - (mean_BT1 + NormalDist().inv_cdf(share) * deviation_BT1)).astype(x_BTF.dtype)
 
 
 def hidden(form: Form, product: Callable[[str], jax.Array]) -> jax.Array:

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 
 from dtrain.data.batch import TOKEN
 from dtrain.models.feed_forward import activation
@@ -27,9 +28,9 @@ FIRST, NORM = "first", "inputs_norm"
 
 def params(model: "Decoder", inner: Init, outer: Init) -> Tree:
     """Those of one layer."""
-    width, size = model.width, model.layer_inputs
+    width, size, words = model.width, model.layer_inputs, model.layer_inputs_vocab or model.vocab
     return {
-        TABLE: Param((model.padded_vocab, size), "vocab embed", inner, unpadded=(model.vocab, size)),
+        TABLE: Param((model.padded(words), size), "vocab embed", inner, unpadded=(words, size)),
         INPUTS: {
             "projection": Param((width, size), "embed _", inner, fan_in=("embed",)),
             "gate": Param((width, size), "embed _", inner, fan_in=("embed",)),
@@ -38,8 +39,10 @@ def params(model: "Decoder", inner: Init, outer: Init) -> Tree:
     }
 
 
-def shared(params: Tree, x_BTE: jax.Array, token_BT: jax.Array, ctx: Context) -> Tree:
+def shared(model: "Decoder", params: Tree, x_BTE: jax.Array, token_BT: jax.Array, ctx: Context) -> Tree:
     """What all layers share, from the activations before the first one."""
+    if words := model.layer_inputs_vocab:
+        token_BT = jnp.where(token_BT < words, token_BT, 0)
     norm = jax.tree.map(lambda x: x[None, None], ctx.gather(params[NORM]))
     return {FIRST: ctx.collect(x_BTE), TOKEN: token_BT, NORM: norm}
 

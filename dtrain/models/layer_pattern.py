@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from dtrain.core.types import Positive
+from dtrain.core.types import Positive, Share
 from dtrain.models.rope import NoPosition, Rope
 
 DENSE, SPARSE, ATTENTION = "dense", "sparse", "attention"
@@ -42,6 +42,9 @@ class LayerKind:
     there are no matrices for them (Gemma 3n, Gemma 4)."""
     hidden: Positive | None = None
     """Width of the feed-forward layer in these layers; default: `model.hidden`."""
+    sparsity: Share = 0.0
+    """Share of the hidden values that are set to zero, by the mean and the deviation of the values of a token; 0: none
+    (Gemma 3n)."""
 
     def group(self, experts: bool) -> str:
         """Layers of one group have parameters of the same shapes: they are stacked in one array for each. `experts`:

@@ -34,13 +34,13 @@ LATER: dict[str, object] = {
     "experts.shared_hidden": None, "attention_gate": False, "delta": None, "convolution": None,
     "experts.beside": False, "value_norm": False, "layer_scale": False, "position.proportional": False,
     "layer_inputs": 0, "experts.before": False, "qk_norm_plain": False, "query_growth.first": 0,
-    "query_growth.unrotated": False,
+    "query_growth.unrotated": False, "altup": None, "laurel_rank": 0, "layer_inputs_vocab": 0,
 }  # fmt: skip
 """Settings of decoders that earlier versions did not have, with the values that say what those versions computed."""
 
 LATER_KIND: dict[str, object] = {
     "dense": False, "mixer": ATTENTION, "head_dim": None, "kv_heads": None, "shared_values": False,
-    "shared_keys": False, "hidden": None, "chunk": None,
+    "shared_keys": False, "hidden": None, "chunk": None, "sparsity": 0.0,
 }  # fmt: skip
 """The same of kinds of layers."""
 

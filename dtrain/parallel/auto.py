@@ -37,3 +37,8 @@ class Auto(EngineSection):
 
     def refusal(self, layout: Layout) -> str:
         return Jit().refusal(layout)
+
+
+def others(engine: Any) -> str:
+    """What to do about a refusal of this engine."""
+    return f"use engine: {' or '.join(name for name in Auto().choices if name != engine.kind)}"

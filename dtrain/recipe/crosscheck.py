@@ -18,6 +18,7 @@ from dtrain.models.objective import minimised
 from dtrain.models.parts import with_parts
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import FITTING
+from dtrain.parallel.auto import others
 from dtrain.parallel.mesh import BATCH_AXES, PIPELINE, mesh_sizes
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.compose import nearest_name
@@ -155,7 +156,7 @@ def _layout(recipe: Recipe) -> Iterator[Problem]:
     layout = Layout(recipe.mesh.given, recipe.mesh.table(), {})
     refusal = recipe.engine.refusal(layout)
     if refusal:
-        yield "engine", refusal, "use engine: shard_map or jit"
+        yield "engine", refusal, others(recipe.engine)
 
 
 def _engine(recipe: Recipe) -> Iterator[Problem]:

@@ -133,6 +133,16 @@ FAMILIES = {
         "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 97,
         "sliding_window": 12, "num_hidden_layers": 8, "num_kv_shared_layers": 3, "attention_k_eq_v": True,
         "num_global_key_value_heads": 2, "layer_types": ["sliding_attention", "full_attention"] * 4}),
+    "gemma3n": ("gemma3n_text", SMALL | {
+        "vocab_size": 97, "head_dim": 8, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 80,
+        "pad_token_id": 2, "sliding_window": 8, "num_hidden_layers": 9, "num_kv_shared_layers": 4, "laurel_rank": 12,
+        "activation_sparsity_pattern": [0.9, 0.9, 0.4, *[0.0] * 6],
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 3}),
+    "gemma3n-other": ("gemma3n_text", SMALL | OTHER | {
+        "head_dim": 16, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 97, "sliding_window": 12,
+        "num_kv_shared_layers": 0, "laurel_rank": 5, "altup_num_inputs": 3, "altup_active_idx": 1,
+        "altup_coef_clip": 50.0, "intermediate_size": [40, 40, 56, 40, 40],
+        "activation_sparsity_pattern": [0.0, 0.7, 0.7, 0.0, 0.5], "final_logit_softcapping": 10.0}),
     "llama4": ("llama4_text", {
         "head_dim": 16, "intermediate_size": 24, "intermediate_size_mlp": 56, "num_local_experts": 4,
         "attention_chunk_size": 8, "interleave_moe_layer_step": 2, "floor_scale": 6, "attn_scale": 0.4,

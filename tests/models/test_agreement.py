@@ -11,6 +11,7 @@ import pytest
 from dtrain.core.errors import DataError, FieldError
 from dtrain.core.types import JsonObject
 from dtrain.models.agreement import RECORD, agree, record
+from dtrain.models.altup import AltUp
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import QueryGrowth
 from dtrain.models.delta import Delta
@@ -69,6 +70,7 @@ OTHER: dict[str, Any] = {
     "query_pre_attn_scalar": 7.0, "window": 4, "global_every": 0, "pattern": (LayerKind(window=4), LayerKind()),
     "qkv_clip": 3.0, "embed_multiplier": 2.0, "residual_multiplier": 0.5, "logit_multiplier": 2.0,
     "attention_multiplier": 0.7, "query_growth": QueryGrowth(rate=0.1, original=4), "latent": Latent(rank=4, rotated=2),
+    "altup": AltUp(),
 }  # fmt: skip
 """A different value of each field that is not a bool."""
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from dtrain.data.batch import Feature
+from dtrain.models.altup import AltUp
 from dtrain.models.cnn import CNN
 from dtrain.models.decoder import Decoder
 from dtrain.models.lora import Adapted, Lora
@@ -119,3 +120,11 @@ def test_tables_of_layers_are_not_products() -> None:
     plain, own = DECODER, replace(DECODER, layer_inputs=8)
     found, before = (model.flops(TOKENS, 1, model.params()).step for model in (own, plain))
     assert found - before == 6 * DECODER.layers * (3 * 16 * 8 + 16) * 32
+
+
+def test_matrices_of_streams_are_products() -> None:
+    """Of three streams two matrices before and two after all layers, and in each layer a router and two small ones."""
+    plain, own = DECODER, replace(DECODER, altup=AltUp(streams=3), laurel_rank=5)
+    found, before = (model.flops(TOKENS, 1, model.params()).step for model in (own, plain))
+    width, layer = 16, 16 * 3 + 3 * 9 + 3 * 3 + 16 + 2 * 16 * 5 + 16  # a scale of the router's input and of LAuReL's
+    assert found - before == 6 * (4 * width**2 + DECODER.layers * layer) * 32

@@ -11,6 +11,7 @@ import pytest
 
 from dtrain.checkpoint.tensors import InMemory
 from dtrain.core.errors import DataError, RecipeError
+from dtrain.models.altup import AltUp
 from dtrain.models.decoder import Decoder
 from dtrain.models.delta import Delta
 from dtrain.models.latent import Latent
@@ -59,6 +60,9 @@ MODELS: dict[str, Decoder] = {
                                                renormalise=False), pattern=(LayerKind(dense=True), LayerKind())),
     "gemma4 with inputs": Decoder(**SIZES, head_dim=4, qk_norm=True, value_norm=True, post_norm=True, layer_inputs=5,
                                   pattern=(LayerKind(window=4), LayerKind(), LayerKind(shared_keys=True, hidden=10))),
+    "gemma3n": Decoder(**SIZES, head_dim=4, qk_norm=True, value_norm=True, post_norm=True, layer_inputs=5,
+                       layer_inputs_vocab=7, laurel_rank=3, altup=AltUp(streams=3), tied=True,
+                       pattern=(LayerKind(window=4, sparsity=0.5), LayerKind(), LayerKind(shared_keys=True))),
     "qwen3_5_moe": Decoder(**SIZES, **LINEAR, experts=Experts(count=4, active=2, hidden=6, shared=1, shared_gate=True)),
     "qwen3_next": Decoder(**SIZES, **LINEAR, experts=Experts(count=4, active=2, hidden=6, shared=1, shared_gate=True)),
     "qwen3_5_moe_joint": Decoder(**SIZES, **LINEAR, experts=replace(GATED, shared_gate=True)),

@@ -13,8 +13,10 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import Drop, bias, kept, weight
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.param import Tree
+from dtrain.parallel.auto import others
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import JAX_AXES, Mesh
+from dtrain.parallel.pmap import Pmap
 from dtrain.parallel.rules import Layout, zigzag_positions
 from dtrain.parallel.shard_map import ShardMap
 from tests.engines import gradients, place
@@ -140,3 +142,8 @@ class Never(MLP):
 def test_missing_and_repeated_sums_over_devices_are_refused(model: MLP, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         gradients(place(model, ShardMap(), Mesh(data=1, tensor=2)))
+
+
+@pytest.mark.parametrize(("engine", "hint"), [(ShardMap(), "jit"), (Jit(), "shard_map"), (Pmap(), "jit or shard_map")])
+def test_a_refusal_names_the_engines_that_are_left(engine: Any, hint: str) -> None:
+    assert others(engine) == f"use engine: {hint}"

@@ -14,6 +14,7 @@ import pytest
 from dtrain.core.errors import FieldError
 from dtrain.data.batch import Feature
 from dtrain.data.pixels import Pixels
+from dtrain.models.altup import AltUp
 from dtrain.models.decoder import Decoder
 from dtrain.models.decoder_layer import QueryGrowth
 from dtrain.models.delta import Delta
@@ -47,6 +48,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "qkv_clip": 0.5, "attention_multiplier": 0.7, "query_growth": QueryGrowth(rate=0.5, original=4),
         "latent": Latent(rank=4, rotated=4), "delta": dataclasses.replace(DELTA, taps=2),
         "convolution": ShortConvolution(taps=2), "layer_inputs": 4,
+        "layer_inputs_vocab": 5, "altup": AltUp(streams=2), "laurel_rank": 3,
     },
     "Latent": {"query_rank": 6, "rotated": 2, "value_dim": 6, "epsilon": 0.1},
     "Experts": {
@@ -54,7 +56,8 @@ OTHERS: dict[str, dict[str, Any]] = {
         "bias_rate": 0.1, "capacity": 0.5, "groups": 2, "active_groups": 2, "shared_hidden": 6,
     },
     "LayerKind": {"count": 2, "window": 8, "position": NoPosition(), "head_dim": 4, "kv_heads": 1,
-                  "hidden": 24, "chunk": 8},
+                  "hidden": 24, "chunk": 8, "sparsity": 0.5},
+    "AltUp": {"streams": 3, "active": 1, "clip": 1.0},
     "QueryGrowth": {"rate": 0.1, "original": 8, "first": 1},
     "Rope": {"theta": 100.0, "scaling": LinearScaling(factor=2.0), "partial": 0.5},
     "Linear": {"factor": 3.0},
@@ -88,6 +91,7 @@ BASES: dict[str, Any] = {
     "Delta": DELTA,
     "ShortConvolution": ShortConvolution(),
     "QueryGrowth": QueryGrowth(rate=0.5, original=4),
+    "AltUp": AltUp(),
 }
 BASES |= {type(model).__name__: model for model in MEMBERS if not isinstance(model, Decoder)}
 ALONE = {
@@ -106,7 +110,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "qk_norm_rotated": {"qk_norm": True}, "shared_gate": {"shared": 1}, "active_groups": {"groups": 2},
     "parallel_norms": {"parallel": True}, "shared_hidden": {"shared": 1}, "group_by": {"groups": 2},
     "delta": LINEAR, "convolution": CONVOLVED, "mixer": {"window": None}, "chunk": {"window": None},
-    "LayerKind.hidden": {"dense": True},
+    "LayerKind.hidden": {"dense": True}, "sparsity": {"dense": True}, "layer_inputs_vocab": {"layer_inputs": 4},
     "proportional": {"partial": 0.5},
 }  # fmt: skip
 """Other fields that a field needs to have an effect."""
@@ -172,6 +176,7 @@ CONTAINERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     ),
     Latent: lambda part: {"latent": part},
     QueryGrowth: lambda part: {"query_growth": part},
+    AltUp: lambda part: {"altup": part},
     Rope: lambda part: {"position": part},
 } | dict.fromkeys((LinearScaling, Llama3, Yarn), lambda part: {"position": Rope(scaling=part)})
 """By the class of a part, the settings of a decoder that contains it."""

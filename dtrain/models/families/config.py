@@ -31,6 +31,8 @@ GEMMA4: JsonObject = {
 }  # fmt: skip
 WITH_IMAGES: dict[str, JsonObject] = {
     "gemma3": GEMMA3,
+    "gemma3n": {"model_type": "gemma3n_text", "vocab_size": 262_400, "hidden_size": 2048, "num_hidden_layers": 35,
+                "num_attention_heads": 8},
     "gemma4": GEMMA4,
     "gemma4_unified": GEMMA4 | {"model_type": "gemma4_unified_text"},
     "llama4": {"model_type": "llama4_text", "vocab_size": 202_048, "hidden_size": 5120, "num_hidden_layers": 48,
@@ -58,7 +60,6 @@ NEEDS: dict[str, str] = {
     **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
     **dict.fromkeys(("mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"),
                     _STATE),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), "several streams of activations (AltUp), low-rank residuals"),
     "persimmon": "normalisations of queries and keys with biases",
     **dict.fromkeys(("bloom", "mpt", "falcon"), "attention with linear biases (ALiBi)"),
     "apertus": "the activation xIELU",

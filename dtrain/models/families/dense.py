@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dtrain.core.types import JsonObject
 from dtrain.models.families.family import Family, whole_heads
 from dtrain.models.families.fields import Fields
+from dtrain.models.families.gemma3n import GEMMA3N
 from dtrain.models.families.gemma4 import gemma4
 from dtrain.models.families.latent import latent, latent_rope
 from dtrain.models.families.layers import (
@@ -323,6 +324,7 @@ DENSE: dict[str, Family] = {
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM", (*sizes(kv_heads=4, head_dim=256), *QWEN3_5, dense()), "qwen3_5",
     ),
+    "gemma3n_text": Family("Gemma3nForCausalLM", GEMMA3N, "gemma3n"),
     "gemma4_text": Family("Gemma4ForCausalLM", gemma4(512, 256), "gemma4"),
     "gemma4_unified_text": Family("Gemma4UnifiedForCausalLM", gemma4(1024, 0), "gemma4", written=False),
     "lfm2": Family(

@@ -10,13 +10,13 @@ from dtrain.core.types import JsonObject
 from dtrain.models.families import rotary
 from dtrain.models.families.fields import Fields
 from dtrain.models.families.part import Part
+from dtrain.models.families.rotary import FULL, LOCAL
 from dtrain.models.layer_pattern import LayerKind, compressed, expanded
 from dtrain.models.rope import NoPosition, Rope
 
 if TYPE_CHECKING:
     from dtrain.models.decoder import Decoder
 
-LOCAL, FULL = "sliding_attention", "full_attention"
 Rule = Callable[[Fields, int], Sequence[str]]
 """(fields, number of layers) → the type of each layer, where there is no field `layer_types`."""
 
@@ -149,15 +149,7 @@ def own_rotation(rule: Rule, size: int, theta: float, local_theta: float) -> Par
     plain = windows(rule, size, always=True)
 
     def read(fields: Fields) -> JsonObject:
-        given = fields.maybe("rope_parameters") or {}
-        nested = any(isinstance(value, dict) for value in given.values())
-        local, own = (given.get(LOCAL) or {}) if nested else given, fields("rope_local_base_freq", "window_theta")
-        if nested and local.get("rope_type", "default") != "default":
-            fields.refuse(f"rope_parameters.{LOCAL}.rope_type: {local['rope_type']}")
-        if "rope_theta" in local:
-            own = local["rope_theta"]
-            fields.sources["window_theta"] = f"rope_parameters.{LOCAL}.rope_theta: {own}"
-        rope = rotary.read(fields, (given.get(FULL) or {}) if nested else given, None, interleaved=False)
+        rope, own = rotary.of_two(fields)
         context, fields.context = fields.context, 1 << 62  # a window of any size has the other rotation
         found, fields.context = plain.read(fields), context
         if "pattern" in found:

@@ -19,6 +19,8 @@ SCALINGS: dict[str, set[str]] = {
              "mscale", "mscale_all_dim"},
 }  # fmt: skip
 """The supported kinds of scaling, and the fields of each."""
+LOCAL, FULL = "sliding_attention", "full_attention"
+"""The types of layers with a window and without."""
 PARTIAL = "partial_rotary_factor"
 GROWTH = "llama_4_scaling_beta"
 """The rate at which queries grow with their position; not of the rotation, but written among its fields."""
@@ -49,6 +51,19 @@ def read(fields: Fields, values: JsonObject, partial: float | None, interleaved:
     where, scaling = ("rope_parameters", scaled) if scaled else ("rope_scaling", dict(old))
     fields.sources["position.scaling"] = f"{where}: {scaling or None}"
     return replace(rope, scaling=_scaling(fields, scaling, where))
+
+
+def of_two(fields: Fields) -> tuple[Rope, float]:
+    """The rotation, and the theta of layers with a window, whose rotation is not scaled (Gemma 3, OLMo 3)."""
+    given = fields.maybe("rope_parameters") or {}
+    nested = any(isinstance(value, dict) for value in given.values())
+    local, theta = (given.get(LOCAL) or {}) if nested else given, fields("rope_local_base_freq", "window_theta")
+    if nested and local.get("rope_type", "default") != "default":
+        fields.refuse(f"rope_parameters.{LOCAL}.rope_type: {local['rope_type']}")
+    if "rope_theta" in local:
+        theta = local["rope_theta"]
+        fields.sources["window_theta"] = f"rope_parameters.{LOCAL}.rope_theta: {theta}"
+    return read(fields, (given.get(FULL) or {}) if nested else given, None, interleaved=False), theta
 
 
 def _plain(scaling: JsonObject) -> JsonObject:

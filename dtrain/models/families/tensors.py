@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from dtrain.models.altup import ALTUP, EXPAND, MERGE
 from dtrain.models.delta import Delta
 from dtrain.models.families.older_names import LEARNED, ROTARY, SCALE_AND_BIAS
 from dtrain.models.layer_inputs import INPUTS, NORM, TABLE
@@ -108,7 +109,8 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
         "qwen3_5_moe_joint": gated | _shared("shared_expert") | gate | qwen_experts,
         "qwen3_next": gated | plain_experts | _shared("shared_expert") | gate | grouped,
         "hy_v3": usual | plain_experts | _shared("shared_mlp") | gated_router,
-        "gemma4": gemma | _gemma4(model),
+        "gemma4": gemma | _gemma4(model) | _layer_inputs(model),
+        "gemma3n": gemma | _gemma3n(model) | _layer_inputs(model),
         "llama4": usual | _llama4(model),
     }
     if model.qk_norm_rotated:  # no other families have such norms
@@ -188,23 +190,40 @@ def _lfm2(model: "Decoder", usual: dict[str, Place]) -> dict[str, Place]:
 
 
 def _gemma4(model: "Decoder") -> dict[str, Place]:
-    """A factor of each layer, experts beside the feed-forward layer, and inputs of each layer."""
+    """A factor of each layer, and experts beside the feed-forward layer."""
     run = model.experts.hidden if model.experts else 1
     found = _together(f"{LAYER}experts.gate_up_proj", f"{LAYER}experts.down_proj", run=run, transposed=True)
     found |= {"blocks.scale": Place(f"{LAYER}layer_scalar")}
     found |= _norms({"moe_norm": "pre_feedforward_layernorm_2", "mlp_post": "post_feedforward_layernorm_1",
                      "moe_post": "post_feedforward_layernorm_2"})  # fmt: skip
     found["blocks.moe.router"] = Place(f"{LAYER}router.proj.weight", transposed=True)
+    names = {"router_scale": "scale", "expert_scale": "per_expert_scale"}
+    return found | {f"blocks.moe.{ours}": Place(f"{LAYER}router.{theirs}") for ours, theirs in names.items()}
+
+
+def _layer_inputs(model: "Decoder") -> dict[str, Place]:
+    """Inputs of each layer, whose tables are one tensor."""
     groups = [*map(model.group, model.kinds)]
     stacks = tuple(tuple(n for n, group in enumerate(groups) if group == one) for one in dict.fromkeys(groups))
+    found = _matrices({f"{INPUTS}.gate": "per_layer_input_gate", f"{INPUTS}.out": "per_layer_projection"})
     tables = {TABLE: ("embed_tokens_per_layer", False), f"{INPUTS}.projection": ("per_layer_model_projection", True)}
     for ours, (theirs, transposed) in tables.items():
         found[f"blocks.{ours}"] = LayersTogether(f"model.{theirs}.weight", transposed, stacks=stacks)
-    found |= _matrices({f"{INPUTS}.gate": "per_layer_input_gate", f"{INPUTS}.out": "per_layer_projection"})
     found |= _norms({"inputs_post": "post_per_layer_input_norm"})
-    found[f"{NORM}.scale"] = Place("model.per_layer_projection_norm.weight")
-    names = {"router_scale": "scale", "expert_scale": "per_expert_scale"}
-    return found | {f"blocks.moe.{ours}": Place(f"{LAYER}router.{theirs}") for ours, theirs in names.items()}
+    return found | {f"{NORM}.scale": Place("model.per_layer_projection_norm.weight")}
+
+
+def _gemma3n(model: "Decoder") -> dict[str, Place]:
+    """Several streams of activations, and a product of two matrices beside attention."""
+    own = {"router": "modality_router", "predict": "prediction_coefs", "correct": "correction_coefs"}
+    found = _matrices({f"{ALTUP}.{ours}": f"altup.{theirs}" for ours, theirs in own.items()})
+    found |= _matrices({"laurel.left": "laurel.linear_left", "laurel.right": "laurel.linear_right"})
+    found |= _norms({"laurel_post": "laurel.post_laurel_norm", f"{ALTUP}.norm": "altup.router_norm"})
+    found[f"blocks.{ALTUP}.scale"] = Place(f"{LAYER}altup.correct_output_scale")
+    for ours, theirs in {EXPAND: "altup_projections", MERGE: "altup_unembed_projections"}.items():
+        for number in range(1, model.altup.streams if model.altup else 1):
+            found[f"{ALTUP}.{ours}.{number}"] = Place(f"model.{theirs}.{number - 1}.weight", transposed=True)
+    return found
 
 
 def _llama4(model: "Decoder") -> dict[str, Place]:
