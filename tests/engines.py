@@ -20,6 +20,7 @@ from dtrain.models.delta import Delta
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import Experts
+from dtrain.models.multi_token import MultiToken
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import initial, trained
 from dtrain.models.nn.precision import Precision
@@ -128,6 +129,11 @@ LANGUAGE_MODELS = {
         feed_forward="geglu", qk_norm=True, value_norm=True, post_norm=True, layer_scale=True, attention_multiplier=0.5,
         position=Rope(partial=0.25, proportional=True), experts=Experts(count=4, active=2, hidden=24, beside=True),
         pattern=(LayerKind(window=12, position=Rope()), LayerKind(head_dim=16, kv_heads=2, shared_values=True)),
+    ),
+    "multi_token": Decoder(
+        vocab=45, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, hidden=48, init=0.1, qkv_bias=True,
+        experts=Experts(count=4, active=2, hidden=24, shared=1), multi_token=MultiToken(depth=2, weight=0.5),
+        pattern=(LayerKind(window=12), LayerKind()), logit_multiplier=0.5, embed_multiplier=2.0, z_loss=0.01,
     ),
     "gemma3n": Decoder(
         vocab=48, context=LENGTH, layers=6, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, init=0.1, tied=True,

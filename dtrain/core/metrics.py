@@ -60,10 +60,16 @@ REWARD_MARGIN = Metric(
     meaning="By how much it is, a mean: of pairs, the preferred answer's reward less the other's; of "
     "judged ones, the reward less the average of the batch, or for bad answers that less the reward.",
 )
+FURTHER_NLL = Metric(
+    "further_nll",
+    False,
+    meaning="Negative log-likelihood of the tokens after the next one (model.multi_token), a mean.",
+)
 SOURCES = "sources"
 """Sums for each source of a mixture (2, sources), beside the metrics: of the cross-entropy, and of the weights."""
 SCORES = (EXACT_MATCH, CHOICE)
-MODELS = (LOSS, ACCURACY, NLL, PERPLEXITY, BITS_PER_BYTE, MAE, DROPPED, *SCORES, REWARD_ACCURACY, REWARD_MARGIN)
+OF_TOKENS = (NLL, PERPLEXITY, BITS_PER_BYTE, FURTHER_NLL)
+MODELS = (LOSS, ACCURACY, *OF_TOKENS, MAE, DROPPED, *SCORES, REWARD_ACCURACY, REWARD_MARGIN)
 """What dtrain's own models return, what is computed from it, and scores of questions."""
 
 

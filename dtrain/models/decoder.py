@@ -8,30 +8,41 @@ Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
-from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, SOURCES, Metric
+from dtrain.core.metrics import DROPPED, FURTHER_NLL, NLL, PERPLEXITY, SOURCES, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT, Batch, Example
 from dtrain.models import layer_inputs
 from dtrain.models.altup import ALTUP, AltUp
 from dtrain.models.decoder_checks import check
-from dtrain.models.decoder_layer import QueryGrowth, blocks, kept, layer, norm, normal, shared_arrays
+from dtrain.models.decoder_layer import (
+    QueryGrowth,
+    blocks,
+    flops_of_tokens,
+    kept,
+    layer,
+    norm,
+    normal,
+    saveable,
+    shared_arrays,
+)
 from dtrain.models.delta import Delta
 from dtrain.models.families.tensors import namings
-from dtrain.models.feed_forward import Form, gated
+from dtrain.models.feed_forward import Form
 from dtrain.models.latent import Latent
-from dtrain.models.layer_pattern import ATTENTION, LayerKind, expanded
+from dtrain.models.layer_pattern import ATTENTION, LayerKind, expanded, windowed
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.moe import Experts
+from dtrain.models.multi_token import MULTI_TOKEN, MultiToken
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.nn import param as declare
-from dtrain.models.nn.attention import mean_attended_keys
 from dtrain.models.nn.context import Context, Layers
 from dtrain.models.nn.kv_cache import KeptLayer
 from dtrain.models.nn.model import Declared, Flops, Loss, Model, Structure
@@ -40,36 +51,6 @@ from dtrain.models.nn.remat import ON_DEVICE, Remat, Saved
 from dtrain.models.place import Naming
 from dtrain.models.rope import Learned, NoPosition, Rope
 from dtrain.models.short_convolution import ShortConvolution
-
-
-def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tree, tokens: int) -> Flops:
-    """Floating-point operations for so many tokens in rows of `length`, forward and backward.
-
-    6 x the parameters in products, and 12 x width x keys for attention (Chowdhery et al. 2022, appendix B), the keys
-    being those that the causal mask and the window allow. The gradient of a frozen parameter is not computed: 4 x. Low-
-    rank `adapters` are parameters in products.
-    """
-    head = declared.get("head", declared["embed"])
-    own = jax.tree.leaves({name: declared[name] for name in ("blocks", "norm", ALTUP) if name in declared})
-    parts = [(param, 1.0) for param in own if "vocab" not in param.names]  # a table is not multiplied
-    if model.experts:
-        share = model.experts.active / model.experts.count
-        parts = [(param, share if "experts" in param.names else 1.0) for param, _ in parts]
-    parts += [(param, 1.0) for param in jax.tree.leaves(adapters)]
-    used = model.vocab * model.width + sum(declare.count(param) * share for param, share in parts)
-    # the factor of a layer's output is not a matrix
-    frozen = sum(declare.count(param) * share for param, share in parts if not (param.trained or param.shape[-1] == 1))
-    frozen += 0 if any(param.trained for param in jax.tree.leaves(head)) else model.vocab * model.width
-    each = 6 * used - 2 * frozen
-    for kind in model.kinds:
-        if kind.mixer == ATTENTION:  # scores of queries and keys, and sums of values
-            size = model.head_size_of(kind)
-            sizes = size + (model.latent.values(size) if model.latent else size)
-            each += 6 * model.heads * sizes * mean_attended_keys(length, kind.window, kind.chunk)
-    each += 6 * sum(mixer.products(model.width) for kind in model.kinds if (mixer := model.mixer(kind)))
-    parameters = "6N" if not frozen else "4N of frozen and 6N of trained parameters"
-    return Flops(each * tokens, f"{parameters} and causal attention")
-
 
 LossTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """(sum of the cross-entropy, activations (B, T, E), weights of the tokens (B, T)) → the sum that is minimised."""
@@ -167,6 +148,8 @@ class Decoder(Declared):
     """Several streams of activations between layers, of which a layer computes with one (Gemma 3n)."""
     laurel_rank: Natural = 0
     """Rank of a product of two matrices beside attention, LAuReL (Gemma 3n); 0: none."""
+    multi_token: MultiToken | None = None
+    """Layers that learn to predict the tokens after the next one, for training alone (DeepSeek V3)."""
     tied: bool = False
     """Use the embedding as the output head."""
     head_bias: bool = False
@@ -284,15 +267,15 @@ class Decoder(Declared):
     @property
     def saveable(self) -> tuple[Saved, ...]:
         """Values that the backward pass of a layer reads: `remat` can save them."""
-        gates = gated(self.feed_forward) or self.attention_gate or self.delta is not None
-        normed = self.post_norm or (self.experts is not None and self.experts.beside)
-        absent = (set() if gates else {"gate"}) | (set() if normed else {"down"})
-        absent |= {"value"} if all(kind.shared_values or kind.shared_keys for kind in self.round) else set()
-        return tuple(name for name in get_args(Saved) if name not in absent)
+        return saveable(self)
 
     @property
     def generates(self) -> bool:
         return True
+
+    @property
+    def beside_loss(self) -> str:
+        return "multi_token" if self.multi_token else ""
 
     @property
     def namings(self) -> tuple[Naming, ...]:
@@ -301,7 +284,8 @@ class Decoder(Declared):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         capped = self.experts is not None and self.experts.capacity is not None
-        return (*((NLL,) if self.experts or self.z_loss else ()), PERPLEXITY, *((DROPPED,) if capped else ()))
+        own = (NLL,) if self.experts or self.z_loss or self.multi_token else ()
+        return (*own, PERPLEXITY, *((DROPPED,) if capped else ()), *((FURTHER_NLL,) if self.multi_token else ()))
 
     @property
     def structure(self) -> Structure:
@@ -316,6 +300,7 @@ class Decoder(Declared):
         tree: Tree = {"embed": Param((padded_vocab, width), "vocab embed", initial, unpadded=(self.vocab, width))}
         tree["norm"] = norm(self, self.width, "embed")
         tree |= {layer_inputs.NORM: norm(self, self.layer_inputs, "_")} if self.layer_inputs else {}
+        tree |= {MULTI_TOKEN: self.multi_token.params(self)} if self.multi_token else {}
         tree |= {ALTUP: self.altup.outside(width, initial)} if self.altup else {}
         kinds = {self.group(kind): kind for kind in self.round}
         of = [self.group(kind) for kind in self.kinds]
@@ -339,14 +324,21 @@ class Decoder(Declared):
         target_BT = batch[TARGET]
         weight_BT = (target_BT >= 0).astype(jnp.float32)  # -1 marks a position without a target
         weight_BT = weight_BT * batch[WEIGHT][:, None] if WEIGHT in batch else weight_BT
-        x_BTE, sums = self.activations(params, batch, weight_BT, ctx)
+        normalised_BTE, sums = self.normalised(params, batch, weight_BT, ctx)
+        x_BTE, sparse = self.scaled(normalised_BTE), sum(not kind.dense for kind in self.kinds)
         source_BS = batch.get(SOURCE) if ctx.train else None
         nll, z, by_source = self.head.losses(x_BTE, self.unembedding(params), target_BT, weight_BT, ctx, source_BS)
-        metrics = {NLL.name: nll} if self.experts or self.z_loss or changed else {}
+        metrics = {NLL.name: nll} if self.experts or self.z_loss or self.multi_token or changed else {}
         metrics |= {} if by_source is None else {SOURCES: by_source}
-        if DROPPED.name in sums:
-            metrics[DROPPED.name] = sums.pop(DROPPED.name) / sum(not kind.dense for kind in self.kinds)
         nll = changed(nll, x_BTE, weight_BT) if changed else nll
+        if further := self.multi_token:
+            embed = partial(self.embedded, params, ctx)
+            own = further.losses(self, params, batch, weight_BT, normalised_BTE, embed, ctx)
+            metrics[FURTHER_NLL.name], sparse = own.nll, sparse + further.depth * (not self.kinds[-1].dense)
+            sums = {name: sums.get(name, 0) + own.sums.get(name, 0) for name in {**sums, **own.sums}}
+            nll += further.weight * own.nll
+        if DROPPED.name in sums:
+            metrics[DROPPED.name] = sums.pop(DROPPED.name) / sparse
         return Loss(sum(sums.values(), nll + z), weight_BT.sum(), metrics)
 
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
@@ -363,13 +355,25 @@ class Decoder(Declared):
         return self.head.weighted_losses(x_BTE, self.unembedding(params), target_BT, weights, ctx)
 
     def activations(self, params: Tree, batch: Batch, weight_BT: jax.Array, ctx: Context) -> tuple[jax.Array, Tree]:
-        """The normalised output of the last layer, split by `tokens`, and the layers' sums (router losses)."""
-        token_BT = batch[TOKEN]
-        position_BT = batch[POSITION] if POSITION in batch else ctx.places(token_BT.shape[1])[None]
+        """What the output head takes, split by `tokens`, and the layers' sums (router losses)."""
+        x_BTE, sums = self.normalised(params, batch, weight_BT, ctx)
+        return self.scaled(x_BTE), sums
+
+    def scaled(self, x_BTE: jax.Array) -> jax.Array:
+        """What the output head takes, from the normalised output of the last layer."""
+        return x_BTE * self.logit_multiplier if self.logit_multiplier != 1 else x_BTE
+
+    def embedded(self, params: Tree, ctx: Context, token_BT: jax.Array) -> jax.Array:
+        """The embeddings of tokens, split by `tokens`."""
         x_BTE = ctx.scatter(ctx.lookup(params["embed"], token_BT), "vocab")
         x_BTE = x_BTE * math.sqrt(self.width) if self.embed_scale else x_BTE
-        x_BTE = x_BTE * self.embed_multiplier if self.embed_multiplier != 1 else x_BTE
-        first_BTE = x_BTE
+        return x_BTE * self.embed_multiplier if self.embed_multiplier != 1 else x_BTE
+
+    def normalised(self, params: Tree, batch: Batch, weight_BT: jax.Array, ctx: Context) -> tuple[jax.Array, Tree]:
+        """The normalised output of the last layer, split by `tokens`, and the layers' sums."""
+        token_BT = batch[TOKEN]
+        position_BT = batch[POSITION] if POSITION in batch else ctx.places(token_BT.shape[1])[None]
+        first_BTE = x_BTE = self.embedded(params, ctx, token_BT)
         if isinstance(self.position, Learned):
             position_BTE = ctx.gather(params["position"])[ctx.share(position_BT)]
             x_BTE = (x_BTE + position_BTE).astype(x_BTE.dtype)
@@ -380,8 +384,7 @@ class Decoder(Declared):
         how = Layers(self.remat, self.unroll, self.stacks and tuple(map(self.group, self.round)), tables)
         x_BTE, sums = ctx.stack(blocks(self), params["blocks"], x_BTE, shared, how)
         x_BTE = self.altup.merged(outside, x_BTE) if self.altup else x_BTE
-        x_BTE = normal(self, ctx.gather(params["norm"]), x_BTE)
-        return (x_BTE * self.logit_multiplier if self.logit_multiplier != 1 else x_BTE), sums
+        return normal(self, ctx.gather(params["norm"]), x_BTE), sums
 
     @property
     def head(self) -> Head:
@@ -397,15 +400,8 @@ class Decoder(Declared):
     @property
     def round(self) -> tuple[LayerKind, ...]:
         """The kind of each layer of one round; rounds repeat until there are `layers`."""
-        if self.pattern:
-            kinds = expanded(self.pattern)
-        else:
-            local, rope = None, self.position
-            if self.window_theta and isinstance(rope, Rope):
-                local = replace(rope, theta=self.window_theta, scaling=None)
-            near = (LayerKind(window=self.window, position=local),)
-            kinds = (*near * (self.global_every - 1), LayerKind()) if self.global_every else near
-        return kinds[: self.layers]
+        plain = windowed(self.position, self.window, self.global_every, self.window_theta)
+        return (expanded(self.pattern) if self.pattern else plain)[: self.layers]
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -428,7 +424,7 @@ class Decoder(Declared):
 
     @property
     def split_rows(self) -> bool:
-        return all(kind.mixer == ATTENTION for kind in self.round)
+        return all(kind.mixer == ATTENTION for kind in self.round) and not self.multi_token
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

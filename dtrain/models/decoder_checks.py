@@ -53,6 +53,7 @@ def check(model: "Decoder") -> None:
         hint = "set experts.hidden, or dense: true"
         raise FieldError("pattern", "hidden is the width of a feed-forward layer, and these layers have experts", hint)
     _check_streams(model)
+    _check_further(model)
     _check_heads(model)
     _check_mixers(model)
     _check_latent(model)
@@ -73,6 +74,18 @@ def _check_streams(model: "Decoder") -> None:
         raise FieldError("pattern", "sparsity is about a feed-forward layer, and these layers have experts")
     if any(kind.sparsity for kind in model.pattern) and not gated(model.feed_forward):
         raise FieldError("pattern", f"sparsity is about gates, which {model.feed_forward} does not have")
+
+
+def _check_further(model: "Decoder") -> None:
+    """FieldError for what layers that predict further tokens do not have."""
+    if model.multi_token is None:
+        return
+    for name in ("altup", "layer_inputs"):
+        if getattr(model, name):
+            raise FieldError("multi_token", f"multi_token and {name} exclude each other")
+    if model.kinds[-1].shared_keys:
+        message = "its layers are like the last one of the model, which shares the keys of another layer"
+        raise FieldError("multi_token", message)
 
 
 def _check_heads(model: "Decoder") -> None:

@@ -1,4 +1,4 @@
-"""One layer of a decoder: its parameters, and how it is applied.
+"""One layer of a decoder: its parameters, how it is applied, and what the layers cost.
 
 Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, F hidden.
 """
@@ -6,7 +6,7 @@ Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, 
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +15,19 @@ from dtrain.core.types import Natural, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, TOKEN, WEIGHT, Batch
 from dtrain.models import layer_inputs
 from dtrain.models.altup import ALTUP
-from dtrain.models.feed_forward import hidden, sparse
+from dtrain.models.feed_forward import gated, hidden, sparse
 from dtrain.models.latent import LATENT
-from dtrain.models.layer_pattern import LayerKind, shared_from
+from dtrain.models.layer_pattern import ATTENTION, LayerKind, shared_from
 from dtrain.models.moe import matrices
 from dtrain.models.nn import param as declare
-from dtrain.models.nn.attention import AttentionSpec
+from dtrain.models.nn.attention import AttentionSpec, mean_attended_keys
 from dtrain.models.nn.context import LATER, Block, Context
 from dtrain.models.nn.kv_cache import Kept, KeptLayer
 from dtrain.models.nn.layers import added, bias, lift, normalised, scale
 from dtrain.models.nn.matmul import matmul
+from dtrain.models.nn.model import Flops
 from dtrain.models.nn.param import Init, Param, Tree
+from dtrain.models.nn.remat import Saved
 from dtrain.models.rope import Rope, rotated
 
 if TYPE_CHECKING:
@@ -162,6 +164,15 @@ def norm(model: "Decoder", size: int, dim: str) -> Tree:
     factor = bias((size,), dim) if model.norm_offset else scale((size,), dim)  # an offset from one starts at zero
     factors = {"scale": factor} if model.norm_scale else {}
     return factors | ({"bias": bias((size,), dim)} if model.norm_bias else {})
+
+
+def saveable(model: "Decoder") -> tuple[Saved, ...]:
+    """Values that the backward pass of a layer reads: `remat` can save them."""
+    gates = gated(model.feed_forward) or model.attention_gate or model.delta is not None
+    normed = model.post_norm or (model.experts is not None and model.experts.beside)
+    absent = (set() if gates else {"gate"}) | (set() if normed else {"down"})
+    absent |= {"value"} if all(kind.shared_values or kind.shared_keys for kind in model.round) else set()
+    return tuple(name for name in get_args(Saved) if name not in absent)
 
 
 def blocks(model: "Decoder") -> list[Block]:
@@ -390,3 +401,36 @@ def _dense(model: "Decoder", kind: LayerKind, block: Tree, y_BTE: jax.Array, ctx
 def normal(model: "Decoder", params: Tree, x: jax.Array) -> jax.Array:
     """The model's normalisation over the last dim."""
     return normalised(params, x, model.norm, model.epsilon, model.norm_offset)
+
+
+def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tree, tokens: int) -> Flops:
+    """Floating-point operations for so many tokens in rows of `length`, forward and backward.
+
+    6 x the parameters in products, and 12 x width x keys for attention (Chowdhery et al. 2022, appendix B), the keys
+    being those that the causal mask and the window allow. The gradient of a frozen parameter is not computed: 4 x. Low-
+    rank `adapters` are parameters in products.
+    """
+    head = declared.get("head", declared["embed"])
+    further = model.multi_token.depth if model.multi_token else 0  # each has a layer like the last one, and the head
+    outside = ("position", layer_inputs.NORM)
+    own = jax.tree.leaves({name: part for name, part in declared.items() if name not in outside})
+    parts = [(param, 1.0) for param in own if "vocab" not in param.names]  # a table is not multiplied
+    if model.experts:
+        share = model.experts.active / model.experts.count
+        parts = [(param, share if "experts" in param.names else 1.0) for param, _ in parts]
+    parts += [(param, 1.0) for param in jax.tree.leaves(adapters)]
+    heads = (1 + further) * model.vocab * model.width
+    used = heads + sum(declare.count(param) * share for param, share in parts)
+    # the factor of a layer's output is not a matrix
+    frozen = sum(declare.count(param) * share for param, share in parts if not (param.trained or param.shape[-1] == 1))
+    frozen += 0 if any(param.trained for param in jax.tree.leaves(head)) else heads
+    each = 6 * used - 2 * frozen
+    kinds = (*model.kinds, *further * model.kinds[-1:])
+    for kind in kinds:
+        if kind.mixer == ATTENTION:  # scores of queries and keys, and sums of values
+            size = model.head_size_of(kind)
+            sizes = size + (model.latent.values(size) if model.latent else size)
+            each += 6 * model.heads * sizes * mean_attended_keys(length, kind.window, kind.chunk)
+    each += 6 * sum(mixer.products(model.width) for kind in kinds if (mixer := model.mixer(kind)))
+    parameters = "6N" if not frozen else "4N of frozen and 6N of trained parameters"
+    return Flops(each * tokens, f"{parameters} and causal attention")

@@ -70,6 +70,18 @@ def shared_from(layers: Sequence[LayerKind]) -> tuple[int | None, ...]:
     return tuple(found)
 
 
+def windowed(
+    position: object, window: int | None, global_every: int, window_theta: float | None
+) -> tuple[LayerKind, ...]:
+    """A round of layers with the window, the last of `global_every` without; with rotations of their own, unscaled, by
+    `window_theta`."""
+    local = None
+    if window_theta and isinstance(position, Rope):
+        local = replace(position, theta=window_theta, scaling=None)
+    near = (LayerKind(window=window, position=local),)
+    return (*near * (global_every - 1), LayerKind()) if global_every else near
+
+
 def expanded(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
     """The kind of each layer, with a count of 1."""
     return tuple(replace(kind, count=1) for kind in kinds for _ in range(kind.count))

@@ -60,6 +60,9 @@ class Objective(ABC):
     def problems(self, recipe: Any) -> Iterator[Problem]:
         """What of a recipe does not go with it."""
         found, needed = recipe.data.answers, self.answers
+        if (setting := recipe.model.beside_loss) and not self.measures_nll:
+            message = f"{self.kind} does not train what model.{setting} adds to the model"
+            yield "objective", message, f"leave model.{setting} out"
         if found and not needed:
             objective = OF_ANSWERS[found].objective
             yield "objective", f"data of kind {recipe.data.kind} has {OF_ANSWERS[found].text}", objective

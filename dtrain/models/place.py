@@ -6,7 +6,7 @@ stores (in, out), and queries, keys and values concatenated in one tensor.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -277,6 +277,41 @@ class Later(Place):
     def write(self, values: np.ndarray, param: Param) -> np.ndarray:
         own = super().write(values, param)
         return np.concatenate([np.zeros((self.skipped, *own.shape[1:]), own.dtype), own])
+
+
+@dataclass(frozen=True)
+class OneLayer(Place):
+    """A parameter of a layer that is in no stack; `inner` says where that of a stack of one layer is."""
+
+    inner: Place = Place("")
+
+    def names(self, param: Param) -> list[str]:
+        return self.inner.names(_stacked(param))
+
+    def shape(self, param: Param) -> tuple[int, ...]:
+        return self.inner.shape(_stacked(param))
+
+    def read(self, load: Load, param: Param, index: Index) -> np.ndarray:
+        return self.inner.read(load, _stacked(param), (slice(0, 1), *index))[0]
+
+    def write(self, values: np.ndarray, param: Param) -> np.ndarray:
+        return self.inner.write(values, _stacked(param))
+
+    @property
+    def alone(self) -> bool:
+        return self.inner.alone
+
+    @property
+    def key(self) -> int:
+        return self.inner.key
+
+    def joined(self, parts: Mapping[int, np.ndarray]) -> np.ndarray | None:
+        return self.inner.joined(parts)
+
+
+def _stacked(param: Param) -> Param:
+    """The same parameter in a stack of one layer."""
+    return replace(param, shape=(1, *param.shape), dims=f"layer {param.dims}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,18 @@ from dtrain.models.resnet import ResNet
 from dtrain.models.rope import Learned
 from dtrain.models.vit import ViT
 
-TRAINING = {"preset", "context", "init", "depth_init", "z_loss", "balance", "capacity", "bias_rate", "dropout"}
+TRAINING = {
+    "preset",
+    "context",
+    "init",
+    "depth_init",
+    "z_loss",
+    "balance",
+    "capacity",
+    "bias_rate",
+    "dropout",
+    "multi_token",
+}
 IN_SHAPES = {"image", "classes"}
 """Settings of classifiers of images that the shapes of parameters show, or that decide nothing: a new head has other
 classes, and a net of convolutions takes pictures of any size."""

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from dtrain.checkpoint.tensors import PICKLES, write
+from dtrain.core.counts import counted
 from dtrain.core.errors import RecipeError
 from dtrain.core.files import overwrite
 from dtrain.core.types import JsonObject
@@ -17,7 +18,9 @@ from dtrain.data.tokenizer_files import FILES, TEMPLATE, write_tokenizer
 from dtrain.models.agreement import CONFIG, record
 from dtrain.models.configs import files_beside, kind_of, names_of
 from dtrain.models.image_configs import PREPROCESSOR
+from dtrain.models.multi_token import MULTI_TOKEN
 from dtrain.models.nn.param import Param
+from dtrain.models.parts import is_in
 from dtrain.models.place import Place
 from dtrain.weights.load import LoadedRun, values_of
 from dtrain.weights.peft import adapter_config, adapter_tensors
@@ -29,6 +32,8 @@ FORMATS = {".gguf", ".h5", ".msgpack", ".onnx"}
 """Suffixes of other formats: a target with one of them is a mistake, not a folder."""
 VERIFICATION = "verification.json"
 """The result of comparing an export with transformers."""
+FURTHER_LAYERS = "num_nextn_predict_layers"
+"""The field of a config.json that says how many layers predict further tokens."""
 SHARD = 5 * 10**9
 """Bytes from which on a folder's tensors are written to another file."""
 Names = Literal["own", "published", "timm"]
@@ -83,6 +88,9 @@ def export(
     published = names not in (None, "own") or (names is None and not single and bool(files))
     kind = files.get(CONFIG, {}).get("model_type")
     table = _named(model, declared, library, kind) if published else own_names(declared)
+    served = not published or bool(files.get(CONFIG, {}).get(FURTHER_LAYERS))
+    beside = set[str]() if served else {name for name in declared if is_in(MULTI_TOKEN, name)}
+    declared = {name: param for name, param in declared.items() if name not in beside}
     counts = {place.count for name in declared if (place := table[name]).count}
     tensors = chain(_tensors(loaded, declared, table), ((name, np.zeros((), np.int64)) for name in sorted(counts)))
     about |= record(model) | ({"fitted": json.dumps(loaded.fitted["values"])} if loaded.fitted else {})
@@ -92,6 +100,10 @@ def export(
     before = _files_of_an_export(path)
     written = _write_shards(path, tensors, dtype, about)
     lines = [_written(file) for file in written]
+    if beside:
+        lines.append(
+            f"left out: {counted(len(beside), 'parameter')} of model.multi_token, for which {kind} has no names"
+        )
     if published:
         lines += _write_files(files, why, library, loaded, path, dtype)
     else:

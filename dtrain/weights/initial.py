@@ -190,7 +190,7 @@ def weights_from(assembly: Assembly, given: Origin, say: Say, part: str) -> Init
     taken = {own: name for own, name in names.items() if own not in new}
     what = f"{part}: " if part in (*assembly.frozen, *recipe.parts) else "initialised "
     lines = [f"{what}from {source}: {len(taken)} of {len(names)} parameters"]
-    lines += [f"initialised at random: {', '.join(new)}"] if new else []
+    lines += _listed("initialised at random", list(new))
     return InitialWeights(
         source,
         where,

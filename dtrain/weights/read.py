@@ -14,6 +14,7 @@ from dtrain.core.counts import counted
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.models.configs import kind_of, names_of
 from dtrain.models.families.tensors import HEAD
+from dtrain.models.multi_token import MULTI_TOKEN
 from dtrain.models.nn.param import Param, Tree, dotted
 from dtrain.models.nn.quantised import Quantised, is_quantised, quantise
 from dtrain.models.parts import is_in
@@ -23,6 +24,11 @@ from dtrain.recipe.recipe import Recipe
 SHOWN = 8
 """Differences that an error message lists."""
 FURTHER = ".eh_proj.weight"
+NEW = {
+    "head.": "for other classes start with a new last layer",
+    f"{MULTI_TOKEN}.": "the file has no layers that predict further tokens: start with new ones",
+}
+"""What a run often begins anew, by what the paths of its parameters begin with, and what is said of it."""
 """The tensor that joins the embedding of a token with what was predicted before it."""
 UNUSED = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq|num_batches_tracked)$|^(vit\.)?pooler\.dense\.")
 """Tensors in some files that are not parameters of the model: masks and rotary frequencies, which are computed; counts
@@ -99,7 +105,7 @@ def find_tensors(
     if tensors.left_out:
         say(f"{source}: not read, not of the model: {', '.join(tensors.left_out)}")
     unread = {
-        "layers that predict further tokens": _further(tensors),
+        "layers that predict further tokens, which model.multi_token trains": _further(tensors) - shapes.keys(),
         "encoders of images or sounds": _encoders(tensors, model) - shapes.keys(),
         "keys and values that layers with shared keys do not use": _unused_keys(tensors, model, prefix),
     }
@@ -109,8 +115,8 @@ def find_tensors(
     further = set[str]().union(*unread.values())
     # files of a model with tied embeddings may contain the head as well: then it must equal the embedding
     tied_head = {HEAD} if HEAD in tensors and HEAD not in shapes and "embed" in table else set()
-    heads = {tensor for tensor, (name, _) in shapes.items() if name.startswith("head")}
-    _refuse_unlike(tensors, expected, tied_head | further | (shapes.keys() - expected.keys()), source, heads)
+    parts = {f"{part}*": {tensor for tensor, (name, _) in shapes.items() if name.startswith(part)} for part in NEW}
+    _refuse_unlike(tensors, expected, tied_head | further | (shapes.keys() - expected.keys()), source, parts)
     if tied_head and not np.array_equal(tensors[HEAD], tensors[prefixed(prefix, embed)]):
         raise DataError(
             f"{source}: {HEAD} differs from the embedding, but the recipe has model.tied: true", "set model.tied: false"
@@ -236,8 +242,13 @@ def _present(tensors: Tensors, naming: Naming, ours: Mapping[str, Param]) -> dic
 
 
 def _refuse_unlike(
-    tensors: Tensors, expected: Mapping[str, tuple[int, ...]], known: set[str], source: Path, heads: Set[str]
+    tensors: Tensors,
+    expected: Mapping[str, tuple[int, ...]],
+    known: set[str],
+    source: Path,
+    parts: Mapping[str, Set[str]],
 ) -> None:
+    """`parts`: by the pattern of their parameters, tensors that a run can begin anew."""
     problems = [
         *(f"{name} is missing" for name in expected if name not in tensors),
         *(
@@ -255,8 +266,9 @@ def _refuse_unlike(
         more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         head = f"{source} does not match this recipe's model:"
         hint = "compare the recipe's sizes with the file's"
-        if all(problem.partition(" ")[0] in heads for problem in problems):
-            hint = f'for other classes start with a new last layer: init: {{weights: {source}, new: ["head.*"]}}'
+        for pattern, names in parts.items():
+            if all(problem.partition(" ")[0] in names for problem in problems):
+                hint = f'{NEW[pattern[:-1]]}: init: {{weights: {source}, new: ["{pattern}"]}}'
         if not any(name in tensors for name in expected):
             head = f"{source} is of another model: none of its {len(list(tensors))} tensors has a name of the recipe's:"
             hint = "compare the recipe's model with the model that the file was exported from"

@@ -3,13 +3,15 @@
 `make FOLDER [NAME]...` saves those models, or all, with their logits, losses and gradients. `logits FOLDER TOKENS`
 opens every model in the folder and writes its logits beside it. `attempt FOLDER TOKENS OUT` writes the logits of every
 model in the folder into one file, and an error in place of those of a model that cannot be opened. `peft BASE ADAPTER
-TOKENS OUT` writes the logits of a model with an adapter of PEFT. `tokens FOLDER CHAT OUT` writes the tokens of
+TOKENS OUT` writes the logits of a model with an adapter of PEFT. `further FOLDER TOKENS WEIGHT OUT` writes the loss
+with layers that predict further tokens, and gradients. `tokens FOLDER CHAT OUT` writes the tokens of
 conversations, and which the assistant wrote, by the tokenizer of the folder.
 """
 
 import copy
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +84,38 @@ def attempted(folder: Path, tokens: np.ndarray) -> np.ndarray:
         return np.array(f"{type(error).__name__}: {error}")
 
 
+def further(folder: Path, tokens: np.ndarray, weight: float) -> dict[str, np.ndarray]:
+    """The loss of a saved model with its layers that predict further tokens, and gradients of parameters by name.
+
+    `weight` of the mean over these layers, whose sums over tokens are divided by as many tokens as that of the next
+    token.
+    """
+    from transformers.modeling_layers import MtpModel
+
+    model = opened(folder)
+    first = model.config.num_hidden_layers
+    # the numbers of their tensors are those of published models, whose layers are more
+    model._keys_to_ignore_on_load_unexpected = [
+        rf"model\.layers\.{first + i}\." for i in range(model.config.num_mtp_layers)
+    ]
+    layers = MtpModel.from_pretrained(model)
+    ids, count = torch.tensor(tokens, dtype=torch.long), tokens[:, 1:].size
+    summed = partial(torch.nn.functional.cross_entropy, reduction="sum")
+    hidden = model.model(ids).last_hidden_state
+    loss = summed(model.lm_head(hidden)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()) / count
+    for number in range(len(layers.layers)):
+        ahead = number + 1
+        later = torch.nn.functional.pad(ids[:, ahead:], (0, ahead))
+        places = torch.arange(ids.shape[1])[None] + ahead
+        hidden = layers.forward_layer(number, hidden, places, None, input_ids=later)
+        lost = summed(layers._project_to_logits(hidden)[:, : -ahead - 1].flatten(0, 1), ids[:, ahead + 1 :].flatten())
+        loss = loss + weight / len(layers.layers) * lost / count
+    loss.backward()
+    named = {**dict(model.named_parameters()), **{f"further.{n}": p for n, p in layers.named_parameters()}}
+    found = {name: value.grad.numpy() for name, value in named.items() if value.grad is not None}
+    return found | {"loss": np.float64(loss.item())}
+
+
 def main() -> None:
     transformers.logging.set_verbosity_error()
     verb, *names = sys.argv[1:]
@@ -93,6 +127,8 @@ def main() -> None:
     elif verb == "attempt":
         folders, tokens = sorted(path.parent for path in Path(names[0]).glob("*/config.json")), np.load(names[1])
         np.savez(names[2], **{folder.name: attempted(folder, tokens) for folder in folders})
+    elif verb == "further":
+        np.savez(names[3], **further(Path(names[0]), np.load(names[1]), float(names[2])))
     elif verb == "peft":
         from peft import PeftModel
 

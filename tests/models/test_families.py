@@ -22,7 +22,8 @@ from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.data.chat import Chat
 from dtrain.inference.generate import Sampling, generator_of
-from dtrain.models.families.config import FAMILIES
+from dtrain.models.families.config import FAMILIES, published_model
+from dtrain.models.multi_token import MultiToken
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.train.import_run import import_adapters, import_published
 from dtrain.weights.export import export
@@ -31,6 +32,7 @@ from dtrain.weights.read import find_tensors, leaves_by_path, read, without_padd
 from tests.conftest import Dtrain
 from tests.data.test_chat import TALK, tokenizer
 from tests.models.hf_families import sized
+from tests.models.random_decoders import parameters, written
 
 PYTHON = os.environ.get("DTRAIN_TEST_HF_PYTHON", "")
 pytestmark = [
@@ -165,6 +167,45 @@ def test_logits_loss_and_gradients_are_the_published_ones(
         # that of a bias of keys is zero but for rounding
         size = max(float(np.linalg.norm(expected[path])), 1e-2 * most)
         assert float(np.linalg.norm(found - expected[path])) < of_gradients * size, path
+
+
+@pytest.mark.parametrize(
+    ("kind", "depth"), [("deepseek_v3", 2), pytest.param("glm4_moe", 1, marks=pytest.mark.nightly)]
+)
+def test_layers_that_predict_further_tokens_learn_what_those_of_transformers_do(
+    tmp_path: Path, kind: str, depth: int
+) -> None:
+    """Exported, and read by its `MtpModel`: the loss, and the gradient of each of their tensors and of the tables."""
+    fields = next(fields for own, fields in sized().values() if own == kind)
+    config = {"model_type": kind, "rms_norm_eps": 1e-6} | fields | {"num_nextn_predict_layers": depth}
+    model: Any = published_model(config, 64, Path("config.json")).model
+    model = replace(model, multi_token=MultiToken(depth=depth, weight=0.4), experts=replace(model.experts, balance=0.0))
+    params, token_BT = parameters(model, 0), np.random.default_rng(0).integers(3, 96, (2, 40))
+    written(model, params, tmp_path / "out")
+    np.save(tmp_path / "tokens.npy", token_BT)
+    reference("further", tmp_path / "out", tmp_path / "tokens.npy", "0.4", tmp_path / "found.npz")
+    target_BT = np.concatenate([token_BT[:, 1:], np.full((2, 1), -1)], 1)
+    batch = {"token": jnp.asarray(token_BT, jnp.int32), "target": jnp.asarray(target_BT, jnp.int32)}
+
+    def loss(params: Any) -> Any:
+        found = model.loss(params, batch, SingleDeviceContext())
+        return found.sum / found.weight
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(params)
+    wanted = np.load(tmp_path / "found.npz")
+    np.testing.assert_allclose(value, wanted["loss"], rtol=2e-6)
+    pairs = {"model.embed_tokens.weight": gradients["embed"][: model.vocab], "lm_head.weight": gradients["head"].T}
+    for number, own in gradients["multi_token"].items():
+        layer, block = f"further.layers.{int(number) - 1}.", own["block"]
+        pairs |= {f"{layer}eh_proj.weight": own["projection"].T, f"{layer}post_norm.weight": own["norm"]["scale"]}
+        pairs |= {f"{layer}{name[0]}norm.weight": own[f"{name}_norm"]["scale"] for name in ("embed", "hidden")}
+        pairs[f"{layer}mtp_block.mlp.gate.weight"] = block["moe"]["router"].T
+        pairs[f"{layer}mtp_block.mlp.shared_experts.down_proj.weight"] = block["moe"]["shared"]["down"].T
+        pairs[f"{layer}mtp_block.self_attn.o_proj.weight"] = block["out"]["weight"].reshape(-1, model.width).T
+        experts = np.swapaxes(block["moe"]["experts"]["down"], 1, 2)
+        pairs[f"{layer}mtp_block.mlp.experts.down_proj"] = experts
+    for name, found in pairs.items():
+        assert np.linalg.norm(found - wanted[name]) < 1e-5 * np.linalg.norm(wanted[name]), name
 
 
 @pytest.mark.nightly

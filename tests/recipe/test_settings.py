@@ -22,6 +22,7 @@ from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
+from dtrain.models.multi_token import MultiToken
 from dtrain.models.nn.param import initial
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned, LinearScaling, Llama3, NoPosition, Rope, Yarn
@@ -48,7 +49,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "qkv_clip": 0.5, "attention_multiplier": 0.7, "query_growth": QueryGrowth(rate=0.5, original=4),
         "latent": Latent(rank=4, rotated=4), "delta": dataclasses.replace(DELTA, taps=2),
         "convolution": ShortConvolution(taps=2), "layer_inputs": 4,
-        "layer_inputs_vocab": 5, "altup": AltUp(streams=2), "laurel_rank": 3,
+        "layer_inputs_vocab": 5, "altup": AltUp(streams=2), "laurel_rank": 3, "multi_token": MultiToken(),
     },
     "Latent": {"query_rank": 6, "rotated": 2, "value_dim": 6, "epsilon": 0.1},
     "Experts": {
@@ -92,6 +93,7 @@ BASES: dict[str, Any] = {
     "ShortConvolution": ShortConvolution(),
     "QueryGrowth": QueryGrowth(rate=0.5, original=4),
     "AltUp": AltUp(),
+    "MultiToken": MultiToken(),
 }
 BASES |= {type(model).__name__: model for model in MEMBERS if not isinstance(model, Decoder)}
 ALONE = {
@@ -177,6 +179,7 @@ CONTAINERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     Latent: lambda part: {"latent": part},
     QueryGrowth: lambda part: {"query_growth": part},
     AltUp: lambda part: {"altup": part},
+    MultiToken: lambda part: {"multi_token": part},
     Rope: lambda part: {"position": part},
 } | dict.fromkeys((LinearScaling, Llama3, Yarn), lambda part: {"position": Rope(scaling=part)})
 """By the class of a part, the settings of a decoder that contains it."""

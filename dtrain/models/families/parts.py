@@ -383,14 +383,14 @@ def qwen_dense() -> Part:
 
 
 def further_tokens() -> Part:
-    """Layers that predict further tokens, beside the model's: they are not read, and not written."""
+    """Layers that predict further tokens, beside the model's: they are those of `multi_token`, if a recipe has that."""
     name = "num_nextn_predict_layers"
 
     def read(fields: Fields) -> JsonObject:
         fields.known |= {name, "num_mtp_layers"}
         return {}
 
-    return Part({}, read, lambda _: {name: 0})
+    return Part({}, read, lambda model: {name: model.multi_token.depth if model.multi_token else 0})
 
 
 def no_window(switch: str) -> Part:

@@ -10,8 +10,9 @@ from dtrain.models.altup import ALTUP, EXPAND, MERGE
 from dtrain.models.delta import Delta
 from dtrain.models.families.older_names import LEARNED, ROTARY, SCALE_AND_BIAS
 from dtrain.models.layer_inputs import INPUTS, NORM, TABLE
+from dtrain.models.multi_token import BLOCK, EMBED_NORM, HIDDEN_NORM, MULTI_TOKEN, PROJECTION
 from dtrain.models.nn.param import paths
-from dtrain.models.place import Alternating, Channels, LayersTogether, Naming, Place, Row
+from dtrain.models.place import Alternating, Channels, LayersTogether, Naming, OneLayer, Place, Row
 from dtrain.models.rope import Learned
 from dtrain.models.short_convolution import GATES
 
@@ -28,8 +29,11 @@ LAYER = "model.layers.{layer}."
 def namings(model: "Decoder") -> tuple[Naming, ...]:
     """The names that families give to parameters of such a model; the usual ones if no family has all of them."""
     own, learned = set(jax.tree.leaves(paths(model.params()))), isinstance(model.position, Learned)
-    older = {kind: names(model) for kind, names in (LEARNED if learned else ROTARY).items()}
-    tables = older if learned else {kind: _stacks(model, names) for kind, names in _tables(model).items()} | older
+    tables = {kind: names(model) for kind, names in (LEARNED if learned else ROTARY).items()}
+    if not learned:
+        tables = {kind: _stacks(model, names) | _further(model, names) for kind, names in _tables(model).items()} | {
+            kind: names | _further(model, names) for kind, names in tables.items()
+        }
     unused = _unused(model)
     found = [Naming("transformers", names, kind, unused) for kind, names in tables.items() if own <= names.keys()]
     usual = next(iter(tables))
@@ -41,6 +45,21 @@ def _unused(model: "Decoder") -> frozenset[str]:
     parts = [f"{name}.{kind}" for name in ("k_proj", "v_proj", "k_norm", "v_norm") for kind in ("weight", "bias")]
     later = [number for number, kind in enumerate(model.kinds) if kind.shared_keys]
     return frozenset(f"{LAYER.format(layer=number)}self_attn.{part}" for number in later for part in parts)
+
+
+def _further(model: "Decoder", names: dict[str, Place]) -> dict[str, Place]:
+    """The names of layers that predict further tokens: as those of DeepSeek V3, after the model's own layers."""
+    found, prefix = dict[str, Place](), "blocks."
+    inside = {name.removeprefix(prefix): place for name, place in names.items() if name.startswith(prefix)}
+    own = {f"{BLOCK}.{name}": place for name, place in inside.items()}
+    own[PROJECTION] = Place(f"{LAYER}eh_proj.weight", transposed=True)
+    norms = {EMBED_NORM: "enorm", HIDDEN_NORM: "hnorm", "norm": "shared_head.norm"}
+    own |= {name.removeprefix(prefix): place for name, place in _norms(norms).items()}
+    for number in range(1, 1 + (model.multi_token.depth if model.multi_token else 0)):
+        for name, place in own.items():
+            inner = replace(place, numbers=(model.layers - 1 + number,))
+            found[f"{MULTI_TOKEN}.{number}.{name}"] = OneLayer(place.name, inner=inner)
+    return found
 
 
 def _stacks(model: "Decoder", names: dict[str, Place]) -> dict[str, Place]:

@@ -128,6 +128,11 @@ class Declared:
         return False
 
     @property
+    def beside_loss(self) -> str:
+        """The setting whose loss only the model's own objective has; empty: none."""
+        return ""
+
+    @property
     def namings(self) -> tuple[Any, ...]:
         """A `Naming` for each way in which published files name its parameters; the first is the usual one."""
         return ()
