@@ -19,6 +19,7 @@ from dtrain.models.decoder_layer import QueryGrowth
 from dtrain.models.delta import Delta
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
+from dtrain.models.mamba import Mamba
 from dtrain.models.moe import Experts
 from dtrain.models.multi_token import MultiToken
 from dtrain.models.nn.model import Loss
@@ -129,6 +130,15 @@ LANGUAGE_MODELS = {
         feed_forward="geglu", qk_norm=True, value_norm=True, post_norm=True, layer_scale=True, attention_multiplier=0.5,
         position=Rope(partial=0.25, proportional=True), experts=Experts(count=4, active=2, hidden=24, beside=True),
         pattern=(LayerKind(window=12, position=Rope()), LayerKind(head_dim=16, kv_heads=2, shared_values=True)),
+    ),
+    "granite_hybrid": Decoder(
+        vocab=48, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, hidden=48, init=0.1, position=NoPosition(),
+        mamba=Mamba(heads=4, head_dim=16, state=8, taps=3), pattern=(LayerKind(mixer="mamba"), LayerKind()),
+        residual_multiplier=0.5, epsilon=1e-3,
+    ),
+    "mamba_groups": Decoder(
+        vocab=48, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, hidden=48, init=0.1, epsilon=1e-3,
+        mamba=Mamba(heads=8, head_dim=8, state=6, groups=2), pattern=(LayerKind(count=2, mixer="mamba"),), remat="full",
     ),
     "multi_token": Decoder(
         vocab=45, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, hidden=48, init=0.1, qkv_bias=True,

@@ -39,6 +39,7 @@ from dtrain.models.feed_forward import Form
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import ATTENTION, LayerKind, expanded, windowed
 from dtrain.models.lora import ADAPTERS, BASE
+from dtrain.models.mamba import Mamba
 from dtrain.models.moe import Experts
 from dtrain.models.multi_token import MULTI_TOKEN, MultiToken
 from dtrain.models.next_token import Head, row_mismatch
@@ -137,6 +138,8 @@ class Decoder(Declared):
     """Sizes of the layers of `pattern` that have linear attention, by the gated delta rule (Qwen 3.5)."""
     convolution: ShortConvolution | None = None
     """Sizes of the layers of `pattern` that have a gated convolution over a few tokens (LFM2)."""
+    mamba: Mamba | None = None
+    """Sizes of the layers of `pattern` that have a state for each head, Mamba-2 (Granite 4)."""
     sinks: bool = False
     """Each head has one more key, of a learned score and of value zero (gpt-oss)."""
     layer_inputs: Natural = 0
@@ -408,7 +411,7 @@ class Decoder(Declared):
         """The kind of each layer."""
         return tuple(islice(cycle(self.round), self.layers))
 
-    def mixer(self, kind: LayerKind) -> Delta | ShortConvolution | None:
+    def mixer(self, kind: LayerKind) -> Delta | ShortConvolution | Mamba | None:
         """What such a layer has in place of attention; None: it has attention."""
         return None if kind.mixer == ATTENTION else getattr(self, kind.mixer)
 

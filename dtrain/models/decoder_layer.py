@@ -168,7 +168,7 @@ def norm(model: "Decoder", size: int, dim: str) -> Tree:
 
 def saveable(model: "Decoder") -> tuple[Saved, ...]:
     """Values that the backward pass of a layer reads: `remat` can save them."""
-    gates = gated(model.feed_forward) or model.attention_gate or model.delta is not None
+    gates = gated(model.feed_forward) or model.attention_gate or model.delta is not None or model.mamba is not None
     normed = model.post_norm or (model.experts is not None and model.experts.beside)
     absent = (set() if gates else {"gate"}) | (set() if normed else {"down"})
     absent |= {"value"} if all(kind.shared_values or kind.shared_keys for kind in model.round) else set()

@@ -52,8 +52,8 @@ class Delta:
         tree |= {"strength": of_heads, "decay": of_heads}
         for name, shape, head in zip(CONVOLVED, (keys, keys, values), ("kv_heads", "kv_heads", "heads"), strict=True):
             tree[f"{name}_taps"] = Param((*shape, self.taps), f"{head} _ _", uniform(self.taps**-0.5), decay=False)
-        tree["rate"] = Param((self.value_heads,), "heads", _rate, decay=False, exact=True)
-        tree["shift"] = Param((self.value_heads,), "heads", _shift, decay=False, exact=True)
+        tree["rate"] = Param((self.value_heads,), "heads", initial_rate, decay=False, exact=True)
+        tree["shift"] = Param((self.value_heads,), "heads", initial_shift, decay=False, exact=True)
         tree["scale"] = scale((self.value_dim,), "_")
         tree["out"] = Param((*values, width), "heads _ embed", outer, fan_in=("heads", "_"))
         return tree
@@ -128,12 +128,12 @@ def unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)
 
 
-def _rate(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def initial_rate(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The logarithm of rates of decay between 0.01 and 16 (Gu and Dao 2023)."""
     return jnp.log(jax.random.uniform(key, shape, jnp.float32, 0.01, 16))
 
 
-def _shift(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def initial_shift(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The inverse of softplus of steps between 0.001 and 0.1, by their logarithm (Gu and Dao 2023)."""
     step = jnp.exp(jax.random.uniform(key, shape, jnp.float32, jnp.log(0.001), jnp.log(0.1)))
     return step + jnp.log(-jnp.expm1(-step))

@@ -8,7 +8,7 @@ from dtrain.core.types import Positive, Share
 from dtrain.models.rope import NoPosition, Rope
 
 DENSE, SPARSE, ATTENTION = "dense", "sparse", "attention"
-Mixer = Literal["attention", "delta", "convolution"]
+Mixer = Literal["attention", "delta", "convolution", "mamba"]
 """How a layer mixes the tokens of a row."""
 OTHER_MIXERS = tuple(name for name in get_args(Mixer) if name != ATTENTION)
 """Each has a section of that name in the model, with its sizes."""
@@ -29,8 +29,9 @@ class LayerKind:
     dense: bool = False
     """A feed-forward layer of width `model.hidden` in a model whose other layers have experts."""
     mixer: Mixer = ATTENTION
-    """How tokens are mixed: attention; delta, a linear attention of the sizes of `model.delta` (Qwen 3.5); or
-    convolution, over the few tokens of `model.convolution` (LFM2)."""
+    """How tokens are mixed: attention; delta, a linear attention of the sizes of `model.delta` (Qwen 3.5);
+    convolution, over the few tokens of `model.convolution` (LFM2); or mamba, with the states of `model.mamba`
+    (Granite 4)."""
     head_dim: Positive | None = None
     """Values per head in these layers; default: `model.head_dim` (Gemma 4: larger heads in layers without a window)."""
     kv_heads: Positive | None = None

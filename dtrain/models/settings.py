@@ -42,7 +42,7 @@ LATER: dict[str, object] = {
     "experts.active_groups": 1, "position.partial": 1.0, "position.interleaved": False,
     "out_bias": False, "mlp_bias": False, "parallel_norms": False, "latent": None, "sinks": False, "head_bias": False,
     "experts.group_by": 2, "experts.biases": False, "experts.router_bias": False,
-    "experts.shared_hidden": None, "attention_gate": False, "delta": None, "convolution": None,
+    "experts.shared_hidden": None, "attention_gate": False, "delta": None, "convolution": None, "mamba": None,
     "experts.beside": False, "value_norm": False, "layer_scale": False, "position.proportional": False,
     "layer_inputs": 0, "experts.before": False, "qk_norm_plain": False, "query_growth.first": 0,
     "query_growth.unrotated": False, "altup": None, "laurel_rank": 0, "layer_inputs_vocab": 0,

@@ -106,6 +106,7 @@ def find_tensors(
         say(f"{source}: not read, not of the model: {', '.join(tensors.left_out)}")
     unread = {
         "layers that predict further tokens, which model.multi_token trains": _further(tensors) - shapes.keys(),
+        "layers that predict further tokens": {name for name in tensors if name.startswith("mtp.")},
         "encoders of images or sounds": _encoders(tensors, model) - shapes.keys(),
         "keys and values that layers with shared keys do not use": _unused_keys(tensors, model, prefix),
     }
@@ -127,7 +128,7 @@ def find_tensors(
 def _further(tensors: Tensors) -> set[str]:
     """The tensors of layers that predict further tokens (DeepSeek-AI 2024, section 2.2), known by their projection."""
     layers = {name.removesuffix(FURTHER) for name in tensors if name.endswith(FURTHER)}
-    return {name for name in tensors if name.startswith("mtp.") or any(name.startswith(f"{one}.") for one in layers)}
+    return {name for name in tensors if any(name.startswith(f"{one}.") for one in layers)}
 
 
 def _encoders(tensors: Tensors, model: Any) -> set[str]:

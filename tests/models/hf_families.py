@@ -96,6 +96,20 @@ FAMILIES = {
                                   "embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.3}),
     "granitemoeshared": ("granitemoeshared", {"num_local_experts": 4, "num_experts_per_tok": 2,
                                               "attention_multiplier": 0.2, "shared_intermediate_size": 96}),
+    "granite-hybrid": ("granitemoehybrid", {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "attention_multiplier": 0.2, "embedding_multiplier": 3.0,
+        "logits_scaling": 4.0, "residual_multiplier": 0.3, "shared_intermediate_size": 40, "mamba_n_heads": 8,
+        "mamba_d_state": 12, "mamba_d_conv": 3, "layer_types": ["mamba", "mamba", "attention", "mamba", "mamba"],
+        "num_hidden_layers": 5}),
+    "bamba": ("bamba", {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 10, "attn_layer_indices": [1, 3]}),
+    "granite-hybrid-groups": ("granitemoehybrid", {
+        "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 56, "mamba_n_heads": 4,
+        "mamba_n_groups": 2, "mamba_d_state": 6, "position_embedding_type": "rope", "num_hidden_layers": 5,
+        "layer_types": ["mamba", "attention", "mamba", "attention", "mamba"]}),
+    "granite-hybrid-dense": ("granitemoehybrid", {
+        "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 72, "mamba_n_heads": 8,
+        "position_embedding_type": "rope", "attention_multiplier": 0.2, "num_hidden_layers": 5,
+        "layer_types": ["attention"] * 5}),
     "granitemoe-swa": ("granitemoe_swa", {
         "num_local_experts": 4, "num_experts_per_tok": 2, "attention_multiplier": 0.2, "sliding_window": 8,
         "shared_intermediate_size": 0, "layer_rope_theta": [0, 5e4, 1e4, 1e4]}),

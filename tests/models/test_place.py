@@ -17,6 +17,7 @@ from dtrain.models.delta import Delta
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.lora import ADAPTERS
+from dtrain.models.mamba import Mamba
 from dtrain.models.moe import Experts
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.param import Param, paths
@@ -60,6 +61,10 @@ MODELS: dict[str, Decoder] = {
                                                renormalise=False), pattern=(LayerKind(dense=True), LayerKind())),
     "gemma4 with inputs": Decoder(**SIZES, head_dim=4, qk_norm=True, value_norm=True, post_norm=True, layer_inputs=5,
                                   pattern=(LayerKind(window=4), LayerKind(), LayerKind(shared_keys=True, hidden=10))),
+    "granitemoehybrid": Decoder(**SIZES, experts=replace(GATED, count=3), mamba=Mamba(heads=4, head_dim=5, state=3),
+                                pattern=(LayerKind(mixer="mamba"), LayerKind(), LayerKind(mixer="mamba"))),
+    "bamba": Decoder(**SIZES, mamba=Mamba(heads=4, head_dim=5, state=3, groups=2),
+                     pattern=(LayerKind(mixer="mamba"), LayerKind())),
     "gemma3n": Decoder(**SIZES, head_dim=4, qk_norm=True, value_norm=True, post_norm=True, layer_inputs=5,
                        layer_inputs_vocab=7, laurel_rank=3, altup=AltUp(streams=3), tied=True,
                        pattern=(LayerKind(window=4, sparsity=0.5), LayerKind(), LayerKind(shared_keys=True))),

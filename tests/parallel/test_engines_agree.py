@@ -53,6 +53,8 @@ EVERY_OTHER = [model for model in LANGUAGE_MODELS if model != "mixtral"]
 MESHES_OF = {
     "qwen3_5": ("data-fsdp-tensor", "pipeline-fsdp"),
     "lfm2_moe": ("data-fsdp-tensor", "fsdp-expert-tensor"),
+    "granite_hybrid": ("data-fsdp-tensor", "pipeline-fsdp"),
+    "mamba_groups": ("data-fsdp-tensor", "pipeline-fsdp"),
     "multi_token": ("data-fsdp-tensor", "fsdp-expert-tensor", "pipeline-fsdp"),
     "gemma3n": ("data-fsdp-tensor", "sequence-tensor", "pipeline-fsdp"),
     "gemma4_e2b": ("data-fsdp-tensor", "sequence-tensor", "pipeline-sequence-tensor", "pipeline-fsdp"),

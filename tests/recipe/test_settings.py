@@ -20,6 +20,7 @@ from dtrain.models.decoder_layer import QueryGrowth
 from dtrain.models.delta import Delta
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
+from dtrain.models.mamba import Mamba
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
 from dtrain.models.multi_token import MultiToken
@@ -35,10 +36,12 @@ from dtrain.train.progress import Improvement
 from tests.engines import MEMBERS, initial_values, random_batch
 
 TINY = {"vocab": 12, "context": 16, "layers": 2, "width": 16, "heads": 2, "hidden": 24}
+MAMBA = Mamba(heads=4, head_dim=4, state=4)
+STATES = {"mamba": MAMBA, "pattern": (LayerKind(mixer="mamba"), LayerKind())}
 DELTA = Delta(key_heads=2, value_heads=4, key_dim=4, value_dim=4)
 LINEAR = {"delta": DELTA, "pattern": (LayerKind(mixer="delta"), LayerKind())}
 CONVOLVED = {"convolution": ShortConvolution(), "pattern": (LayerKind(mixer="convolution"), LayerKind())}
-MIXED = {"delta": LINEAR, "convolution": CONVOLVED}
+MIXED = {"delta": LINEAR, "convolution": CONVOLVED, "mamba": STATES}
 MOE = Experts(count=4, active=2, hidden=8, z_loss=1e-3)
 OTHERS: dict[str, dict[str, Any]] = {
     "Decoder": {
@@ -48,7 +51,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 3.0, "window_theta": 50.0, "pattern": (LayerKind(window=4), LayerKind()),
         "qkv_clip": 0.5, "attention_multiplier": 0.7, "query_growth": QueryGrowth(rate=0.5, original=4),
         "latent": Latent(rank=4, rotated=4), "delta": dataclasses.replace(DELTA, taps=2),
-        "convolution": ShortConvolution(taps=2), "layer_inputs": 4,
+        "convolution": ShortConvolution(taps=2), "layer_inputs": 4, "mamba": dataclasses.replace(MAMBA, taps=2),
         "layer_inputs_vocab": 5, "altup": AltUp(streams=2), "laurel_rank": 3, "multi_token": MultiToken(),
     },
     "Latent": {"query_rank": 6, "rotated": 2, "value_dim": 6, "epsilon": 0.1},
@@ -59,6 +62,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "LayerKind": {"count": 2, "window": 8, "position": NoPosition(), "head_dim": 4, "kv_heads": 1,
                   "hidden": 24, "chunk": 8, "sparsity": 0.5},
     "AltUp": {"streams": 3, "active": 1, "clip": 1.0},
+    "Mamba": {"groups": 2},
     "QueryGrowth": {"rate": 0.1, "original": 8, "first": 1},
     "Rope": {"theta": 100.0, "scaling": LinearScaling(factor=2.0), "partial": 0.5},
     "Linear": {"factor": 3.0},
@@ -94,6 +98,7 @@ BASES: dict[str, Any] = {
     "QueryGrowth": QueryGrowth(rate=0.5, original=4),
     "AltUp": AltUp(),
     "MultiToken": MultiToken(),
+    "Mamba": MAMBA,
 }
 BASES |= {type(model).__name__: model for model in MEMBERS if not isinstance(model, Decoder)}
 ALONE = {
@@ -111,7 +116,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "window_theta": {"window": 4}, "pre_norm": {"post_norm": True}, "qk_norm_joint": {"qk_norm": True},
     "qk_norm_rotated": {"qk_norm": True}, "shared_gate": {"shared": 1}, "active_groups": {"groups": 2},
     "parallel_norms": {"parallel": True}, "shared_hidden": {"shared": 1}, "group_by": {"groups": 2},
-    "delta": LINEAR, "convolution": CONVOLVED, "mixer": {"window": None}, "chunk": {"window": None},
+    "delta": LINEAR, "convolution": CONVOLVED, "mamba": STATES, "mixer": {"window": None}, "chunk": {"window": None},
     "LayerKind.hidden": {"dense": True}, "sparsity": {"dense": True}, "layer_inputs_vocab": {"layer_inputs": 4},
     "proportional": {"partial": 0.5},
 }  # fmt: skip
@@ -170,6 +175,7 @@ CONTAINERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     Experts: lambda part: {"experts": part},
     Delta: lambda part: LINEAR | {"delta": part},
     ShortConvolution: lambda part: CONVOLVED | {"convolution": part},
+    Mamba: lambda part: STATES | {"mamba": part},
     # layers between one that has keys for them and one that has nothing
     LayerKind: lambda part: (
         {"experts": MOE, "layers": 4}

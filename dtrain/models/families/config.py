@@ -58,7 +58,7 @@ NEEDS: dict[str, str] = {
     "mistral4": f"{_LATENT} with queries that grow with their position",
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), f"{_LATENT} with a sparse index"),
     **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
-    **dict.fromkeys(("mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_h1", "jamba", "nemotron_h", "zamba2"),
                     _STATE),
     "persimmon": "normalisations of queries and keys with biases",
     **dict.fromkeys(("bloom", "mpt", "falcon"), "attention with linear biases (ALiBi)"),

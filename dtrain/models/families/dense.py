@@ -25,7 +25,7 @@ from dtrain.models.families.layers import (
     window_of,
     windows,
 )
-from dtrain.models.families.mixers import LFM2, QWEN3_5, adjusted_width, by_numbers, convolutions
+from dtrain.models.families.mixers import LFM2, QWEN3_5, adjusted_width, by_numbers, convolutions, mamba_layers
 from dtrain.models.families.part import Part
 from dtrain.models.families.parts import (
     LAYER_NORM,
@@ -331,6 +331,15 @@ DENSE: dict[str, Family] = {
         "Lfm2ForCausalLM",
         (*LFM2, convolutions(by_numbers), adjusted_width()),
         "lfm2", opens=whole_heads,
+    ),
+    "bamba": Family(
+        "BambaForCausalLM",
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8), rope(partial=0.5),
+         biases(qkv_bias=ATTENTION, out_bias=ATTENTION, mlp_bias=("mlp_bias", False)),
+         mamba_layers("attn_layer_indices"), stated(mamba_conv_bias=True, mamba_proj_bias=False),
+         stated(partial_rotary_factor=0.5), known("num_logits_to_keep", "z_loss_coefficient", "attn_rotary_emb"),
+         dense()),
+        "bamba", opens=whole_heads,
     ),
     "granite_swa": Family(
         "GraniteSWAForCausalLM",

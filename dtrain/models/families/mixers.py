@@ -1,5 +1,7 @@
-"""Layers without attention in a config.json, read and written: linear attention (Qwen 3.5), convolutions (LFM2)."""
+"""Layers without attention in a config.json, read and written: linear attention (Qwen 3.5), convolutions
+(LFM2), states (Granite 4)."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,9 @@ from dtrain.models.families.fields import Fields
 from dtrain.models.families.layers import FULL, Rule
 from dtrain.models.families.part import Part
 from dtrain.models.families.parts import biases, fixed, known, renamed, rope, sizes, stated
-from dtrain.models.layer_pattern import LayerKind, Mixer, compressed
-from dtrain.models.rope import Rope
+from dtrain.models.layer_pattern import ATTENTION, LayerKind, Mixer, compressed
+from dtrain.models.mamba import Mamba
+from dtrain.models.rope import NoPosition, Rope
 from dtrain.models.short_convolution import ShortConvolution
 
 if TYPE_CHECKING:
@@ -22,8 +25,10 @@ SIZES = {
     "key_heads": "linear_num_key_heads", "value_heads": "linear_num_value_heads", "key_dim": "linear_key_head_dim",
     "value_dim": "linear_value_head_dim", "taps": "linear_conv_kernel_dim",
 }  # fmt: skip
-TYPES: dict[Mixer, str] = {"delta": "linear_attention", "convolution": "conv"}
+TYPES: dict[Mixer, str] = {"delta": "linear_attention", "convolution": "conv", "mamba": "mamba"}
 """The type of a layer with that mixer, beside full attention."""
+UNLIMITED = (math.inf, "Infinity", {"__float__": "Infinity"})
+"""How files write that there is no limit: JSON has no such number."""
 MULTIMODAL = ("mrope_section", "mrope_interleaved")
 """How the positions of images are rotated. Those of a text are one number for each token, which is rotated as usual."""
 
@@ -135,6 +140,96 @@ def text_rope(partial: float) -> Part:
         return rotary.written(model.position) | {rotary.PARTIAL: model.position.partial}
 
     return Part({"rope_theta": 10_000.0}, read, write)
+
+
+def mamba_layers(indices: str = "") -> Part:
+    """Layers with a state for each head, with biases of the convolution alone: by type, under the names of two
+    versions, or all but those that the field `indices` has."""
+    sizes = {
+        "heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state": "mamba_d_state", "groups": "mamba_n_groups",
+        "taps": "mamba_d_conv",
+    }  # fmt: skip
+    expand, limit = "mamba_expand", "time_step_limit"
+    names: dict[str, Mixer] = {
+        TYPES["mamba"]: "mamba",
+        TYPES["delta"]: "mamba",
+        "attention": ATTENTION,
+        FULL: ATTENTION,
+    }
+    defaults: JsonObject = dict(zip(sizes.values(), (128, "auto", 256, 1, 4), strict=True)) | {expand: 2}
+
+    def read(fields: Fields) -> JsonObject:
+        layers = fields("num_hidden_layers")
+        if indices:
+            full = fields.maybe(indices) or ()
+            types = [FULL if number in full else TYPES["mamba"] for number in range(layers)]
+        else:
+            types = fields.maybe("layer_types") or fields.maybe("layers_block_type") or [TYPES["mamba"]] * layers
+        fields.known |= {*sizes.values(), expand, limit, "mamba_chunk_size"}
+        if not isinstance(types, list) or len(types) != layers or not all(name in names for name in types):
+            fields.refuse(f"layer_types: {types}, not mamba or attention for each of {layers} layers")
+            return {}
+        kinds = [LayerKind(mixer=names[name]) for name in types]
+        found = sum(kind.mixer != ATTENTION for kind in kinds)
+        fields.sources["pattern"] = f"layer_types: {found} of {layers} layers are mamba"
+        if not found:
+            return {}
+        times = fields.values.get(limit)
+        if times is not None and (len(times) != 2 or times[0] != 0 or times[1] not in UNLIMITED):
+            fields.refuse(f"{limit}: {times}")
+        inner = _positive(fields, expand) * fields("hidden_size")
+        heads = _positive(fields, sizes["heads"], "mamba.heads")
+        if fields.values.get(sizes["head_dim"], "auto") == "auto":
+            fields.values = fields.values | {sizes["head_dim"]: inner // heads}
+        own = Mamba(**{ours: _positive(fields, theirs, f"mamba.{ours}") for ours, theirs in sizes.items()})
+        if own.heads * own.head_dim != inner:
+            fields.refuse(f"{sizes['heads']} x {sizes['head_dim']}: {own.heads * own.head_dim}, not {expand}: {inner}")
+        return {"mamba": own, "pattern": compressed(kinds)}
+
+    def write(model: "Decoder") -> JsonObject:
+        full = [number for number, kind in enumerate(model.kinds) if kind.mixer == ATTENTION]
+        types = ["attention" if number in full else TYPES["mamba"] for number in range(model.layers)]
+        where: JsonObject = {indices: full} if indices else {"layer_types": types}
+        if (own := model.mamba) is None:
+            return where
+        written = {theirs: getattr(own, ours) for ours, theirs in sizes.items()}
+        inner = own.heads * own.head_dim
+        return where | written | ({expand: inner // model.width} if inner % model.width == 0 else {})
+
+    return Part(defaults, read, write)
+
+
+def rotated_or_not() -> Part:
+    """Rotary positions, where `position_embedding_type` says so."""
+    plain, name = rope(), "position_embedding_type"
+
+    def read(fields: Fields) -> JsonObject:
+        if fields.maybe(name) == "rope":
+            return plain.read(fields)
+        fields.known |= {"rope_theta", "rope_scaling", "rope_parameters"}
+        fields.sources["position"] = f"{name}: {fields.values.get(name)}"
+        return {"position": NoPosition()}
+
+    def write(model: "Decoder") -> JsonObject:
+        turns = isinstance(model.position, Rope)
+        return (plain.write(model) if turns else {}) | {name: "rope" if turns else None}
+
+    return Part(plain.defaults, read, write)
+
+
+def experts_or_dense(own: Part, count: str, hidden: str) -> Part:
+    """Experts with a shared one of the width `hidden`; a feed-forward layer of that width if `count` is zero."""
+
+    def read(fields: Fields) -> JsonObject:
+        if fields.values.get(count, own.defaults[count]):
+            return own.read(fields)
+        fields.known |= own.defaults.keys() | {"intermediate_size", count}
+        return {"hidden": fields(hidden, "hidden")}
+
+    def write(model: "Decoder") -> JsonObject:
+        return own.write(model) if model.experts else {count: 0, hidden: model.hidden or 4 * model.width}
+
+    return Part(own.defaults, read, write)
 
 
 QWEN3_5 = (

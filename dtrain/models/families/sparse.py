@@ -27,7 +27,15 @@ from dtrain.models.families.layers import (
     windows,
 )
 from dtrain.models.families.llama4 import LLAMA4
-from dtrain.models.families.mixers import LFM2, QWEN3_5, by_types, convolutions
+from dtrain.models.families.mixers import (
+    LFM2,
+    QWEN3_5,
+    by_types,
+    convolutions,
+    experts_or_dense,
+    mamba_layers,
+    rotated_or_not,
+)
 from dtrain.models.families.part import Part
 from dtrain.models.families.parts import (
     biases,
@@ -242,6 +250,15 @@ SPARSE: dict[str, Family] = {
          experts(GRANITE_EXPERTS | {"shared": "shared_intermediate_size"},
                  GRANITE_SIZES | {"shared_intermediate_size": 0})),
         "granitemoe", opens=whole_heads,
+    ),
+    "granitemoehybrid": Family(
+        "GraniteMoeHybridForCausalLM",
+        (*sizes(), rotated_or_not(), ATTENTION_BIASES, *GRANITE, mamba_layers(),
+         stated(mamba_conv_bias=True, mamba_proj_bias=False, normalization_function="rmsnorm"), known("init_method"),
+         experts_or_dense(experts(GRANITE_EXPERTS | {"shared": "shared_intermediate_size"},
+                                  GRANITE_SIZES | {"shared_intermediate_size": 1024}),
+                          "num_local_experts", "shared_intermediate_size")),
+        "granitemoehybrid", opens=whole_heads,
     ),
     "granitemoe_swa": Family(
         "GraniteMoeSWAForCausalLM",

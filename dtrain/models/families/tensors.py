@@ -10,6 +10,7 @@ from dtrain.models.altup import ALTUP, EXPAND, MERGE
 from dtrain.models.delta import Delta
 from dtrain.models.families.older_names import LEARNED, ROTARY, SCALE_AND_BIAS
 from dtrain.models.layer_inputs import INPUTS, NORM, TABLE
+from dtrain.models.mamba import CONVOLVED, Mamba
 from dtrain.models.multi_token import BLOCK, EMBED_NORM, HIDDEN_NORM, MULTI_TOKEN, PROJECTION
 from dtrain.models.nn.param import paths
 from dtrain.models.place import Alternating, Channels, LayersTogether, Naming, OneLayer, Place, Row
@@ -128,6 +129,8 @@ def _tables(model: "Decoder") -> dict[str, dict[str, Place]]:
         "qwen3_5_moe_joint": gated | _shared("shared_expert") | gate | qwen_experts,
         "qwen3_next": gated | plain_experts | _shared("shared_expert") | gate | grouped,
         "hy_v3": usual | plain_experts | _shared("shared_mlp") | gated_router,
+        "bamba": usual | _bamba(model),
+        "granitemoehybrid": _granite_hybrid(model, usual),
         "gemma4": gemma | _gemma4(model) | _layer_inputs(model),
         "gemma3n": gemma | _gemma3n(model) | _layer_inputs(model),
         "llama4": usual | _llama4(model),
@@ -176,6 +179,22 @@ def _delta(delta: Delta) -> dict[str, Place]:
     for name, start in zip(QKV, (0, keys, 2 * keys), strict=True):
         taps = Channels(f"{there}conv1d.weight", transposed=True, start=start, total=2 * keys + values)
         found[f"{own}{name}_taps"] = taps
+    return found
+
+
+def _mamba(mamba: Mamba) -> dict[str, Place]:
+    """State-space layers: all that comes from the activations shares a matrix, and what is convolved a tensor."""
+    own, there = "blocks.mamba.", f"{LAYER}mamba."
+    values, keys = mamba.heads * mamba.head_dim, mamba.groups * mamba.state
+    sizes = {"gate": values, "value": values, "key": keys, "query": keys, "decay": mamba.heads}
+    found = _fused("mamba.in_proj", [f"mamba.{name}" for name in sizes], [*sizes.values()])
+    names = {"rate": "A_log", "shift": "dt_bias", "skip": "D", "scale": "norm.weight"}
+    found |= {f"{own}{ours}": Place(f"{there}{theirs}") for ours, theirs in names.items()}
+    found[f"{own}out"] = Place(f"{there}out_proj.weight", transposed=True)
+    total = values + 2 * keys
+    for name, start in zip(CONVOLVED, (0, values, values + keys), strict=True):
+        found[f"{own}{name}_taps"] = Channels(f"{there}conv1d.weight", transposed=True, start=start, total=total)
+        found[f"{own}{name}_bias"] = Place(f"{there}conv1d.bias", start=start, total=total)
     return found
 
 
@@ -320,6 +339,22 @@ def _granite_experts(model: "Decoder", router: str, first: str, last: str) -> di
     both = _fused("shared_mlp.input_linear", ("moe.shared.gate", "moe.shared.up"),
                   [own.shared_size if own else 0] * 2)  # fmt: skip
     return found | both | {"blocks.moe.shared.down": Place(f"{LAYER}shared_mlp.output_linear.weight", True)}
+
+
+def _bamba(model: "Decoder") -> dict[str, Place]:
+    """Layers with other names of the feed-forward layer and of its norm."""
+    found = _norms({"norm1": "input_layernorm", "norm2": "pre_ff_layernorm"})
+    found |= {f"norm.{ours}": Place(f"model.final_layernorm.{theirs}") for ours, theirs in SCALE_AND_BIAS.items()}
+    found |= _matrices({f"mlp.{ours}": f"feed_forward.{ours}_proj" for ours in MATRICES})
+    return found | (_mamba(model.mamba) if model.mamba else {})
+
+
+def _granite_hybrid(model: "Decoder", usual: dict[str, Place]) -> dict[str, Place]:
+    """Experts or a feed-forward layer in the tensors of the shared one, and layers of another mixer."""
+    found = usual | _granite_experts(model, "router.layer", "input_linear.weight", "output_linear.weight")
+    found |= _fused("shared_mlp.input_linear", ("mlp.gate", "mlp.up"), [model.hidden or 4 * model.width] * 2)
+    found["blocks.mlp.down"] = Place(f"{LAYER}shared_mlp.output_linear.weight", True)
+    return found | (_mamba(model.mamba) if model.mamba else {})
 
 
 def _bias(module: str) -> dict[str, Place]:

@@ -5,6 +5,10 @@ token (Yang et al. 2024, "Gated Delta Networks", equation 10):
 
     S <- exp(g) S;   S <- S + k (b (v - S^T k))^T;   y = S^T q
 
+Without a strength, the state is added to whatever it holds, as in a state-space layer (Dao and Gu 2024, section 6):
+
+    S <- exp(g) S + k v^T;   y = S^T q
+
 Rows are computed in chunks: inside a chunk by matrix products, from chunk to chunk by the state. Document boundaries
 set the state to zero.
 
@@ -13,6 +17,7 @@ N chunks, C (and J) tokens of a chunk, W taps of the convolution.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +53,7 @@ def gated_delta_rule(
     k_BTGK: jax.Array,
     v_BTGRV: jax.Array,
     decay_BTGR: jax.Array,
-    strength_BTGR: jax.Array,
+    strength_BTGR: jax.Array | None,
     state_BGRKV: jax.Array,
     document_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -65,7 +70,7 @@ def gated_delta_rule(
         return jnp.moveaxis(x_BTX.reshape(x_BTX.shape[0], chunks, size, *x_BTX.shape[2:]), 1, 0)
 
     q_NBGCK, k_NBGCK = (jnp.moveaxis(apart(x), 2, 3) for x in (q_BTGK, k_BTGK))
-    v_NBGRCV, decay_NBGRC, strength_NBGRC = (jnp.moveaxis(apart(x), 2, 4) for x in (v_BTGRV, decay_BTGR, strength_BTGR))
+    v_NBGRCV, decay_NBGRC = (jnp.moveaxis(apart(x), 2, 4) for x in (v_BTGRV, decay_BTGR))
     lower = jnp.tril(jnp.ones((1, 1, 1, 1, size, size), bool))
     if document_BT is None:
         same, sum_NBGRC = lower, jnp.cumsum(decay_NBGRC, -1)
@@ -90,17 +95,20 @@ def gated_delta_rule(
     # masked before exp, too: the sum of an earlier document's token may be far below that of the last token
     leave_NBGRC = jnp.exp(jnp.where(leaves, sum_NBGRC[..., -1:] - sum_NBGRC, -jnp.inf))
     whole_NBGR11 = jnp.exp(sum_NBGRC[..., -1:])[..., None] * continues
-    # the values that each token adds to the state depend on those before it in the chunk: a triangular system
-    keys_NBGCJ = jnp.einsum("NBGCK,NBGJK->NBGCJ", k_NBGCK, k_NBGCK)
-    system_NBGRCJ = strength_NBGRC[..., None] * keys_NBGCJ[:, :, :, None] * between_NBGRCJ
-    solved_NBGRCJ = unit_lower_inverse(jnp.tril(system_NBGRCJ, -1))
-    added_NBGRCV = solved_NBGRCJ @ (strength_NBGRC[..., None] * v_NBGRCV)
-    read_NBGRCK = solved_NBGRCJ @ ((strength_NBGRC * enter_NBGRC)[..., None] * k_NBGCK[:, :, :, None])
+    added_NBGRCV, read_NBGRCK = v_NBGRCV, None
+    if strength_BTGR is not None:
+        # the values that each token adds to the state depend on those before it in the chunk: a triangular system
+        strength_NBGRC = jnp.moveaxis(apart(strength_BTGR), 2, 4)
+        keys_NBGCJ = jnp.einsum("NBGCK,NBGJK->NBGCJ", k_NBGCK, k_NBGCK)
+        system_NBGRCJ = strength_NBGRC[..., None] * keys_NBGCJ[:, :, :, None] * between_NBGRCJ
+        solved_NBGRCJ = unit_lower_inverse(jnp.tril(system_NBGRCJ, -1))
+        added_NBGRCV = solved_NBGRCJ @ (strength_NBGRC[..., None] * v_NBGRCV)
+        read_NBGRCK = solved_NBGRCJ @ ((strength_NBGRC * enter_NBGRC)[..., None] * k_NBGCK[:, :, :, None])
     scores_NBGRCJ = jnp.einsum("NBGCK,NBGJK->NBGCJ", q_NBGCK, k_NBGCK)[:, :, :, None] * between_NBGRCJ
 
-    def chunk(state_BGRKV: jax.Array, part: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    def chunk(state_BGRKV: jax.Array, part: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
         q_BGCK, k_BGCK, added_BGRCV, read_BGRCK, scores_BGRCJ, enter_BGRC, leave_BGRC, whole_BGR11 = part
-        new_BGRCV = added_BGRCV - read_BGRCK @ state_BGRKV
+        new_BGRCV = added_BGRCV if read_BGRCK is None else added_BGRCV - read_BGRCK @ state_BGRKV
         y_BGRCV = enter_BGRC[..., None] * (q_BGCK[:, :, None] @ state_BGRKV) + scores_BGRCJ @ new_BGRCV
         left_BGRKC = jnp.swapaxes(k_BGCK[:, :, None] * leave_BGRC[..., None], -1, -2)
         return state_BGRKV * whole_BGR11 + left_BGRKC @ new_BGRCV, y_BGRCV
