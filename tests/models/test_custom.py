@@ -301,7 +301,8 @@ def test_its_own_predictions_are_used_and_exported_as_a_program(dtrain: Dtrain, 
     dtrain("run", "own.yaml")
     dtrain("predict", "own", "--out", "p.npz")
     dtrain("export", "own", "net.stablehlo")
-    found = np.load(tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz") as file:
+        found = dict(file)
     p = found["probability"]
     np.testing.assert_allclose(found["entropy"], -(p * np.log(p)).sum(-1), rtol=1e-5)
     program = jax.export.deserialize(bytearray((tmp_path / "net.stablehlo").read_bytes()))

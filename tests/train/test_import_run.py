@@ -348,7 +348,8 @@ def test_layers_with_and_without_experts_are_imported_with_their_numbers(
     (folder / "README.md").write_text("---\nlicense: mit\n---\n")
     notes: list[str] = []
     recipe = import_published(folder, "mine", [], None, Path("runs"), notes.append)
-    assert f"{folder}: not read: 2 tensors of layers that predict further tokens" in notes
+    what = "layers that predict further tokens, which model.multi_token trains"
+    assert f"{folder}: not read: 2 tensors of {what}" in notes
     assert '"blocks.*.query.weight"' in recipe.read_text()
     about = {"name": "Published", "license": "mit", "model_type": config["model_type"]}
     assert json.loads((tmp_path / "runs" / "mine" / "base.json").read_text()) == about
