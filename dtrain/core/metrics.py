@@ -63,7 +63,8 @@ REWARD_MARGIN = Metric(
 FURTHER_NLL = Metric(
     "further_nll",
     False,
-    meaning="Negative log-likelihood of the tokens after the next one (model.multi_token), a mean.",
+    meaning="What the tokens after the next one add to the loss, before model.multi_token.weight: the mean over its "
+    "layers of sums of negative log-likelihoods, over as many tokens as nll; short documents have fewer such tokens.",
 )
 SOURCES = "sources"
 """Sums for each source of a mixture (2, sources), beside the metrics: of the cross-entropy, and of the weights."""

@@ -66,8 +66,8 @@ def _check_streams(model: "Decoder") -> None:
         raise FieldError("layer_scale", "layer_scale and altup exclude each other")
     if model.laurel_rank and (model.parallel or not model.pre_norm):
         raise FieldError("laurel_rank", "laurel_rank needs pre_norm: true and parallel: false")
-    if (words := model.layer_inputs_vocab) and (not model.layer_inputs or (model.vocab and words > model.vocab)):
-        message = f"layer_inputs_vocab = {words}: needs layer_inputs, and at most vocab = {model.vocab}"
+    if (words := model.layer_inputs_vocab) and (not model.layer_inputs or (model.vocab and words >= model.vocab)):
+        message = f"layer_inputs_vocab = {words}: needs layer_inputs, and fewer than vocab = {model.vocab}"
         raise FieldError("layer_inputs_vocab", message)
     beside = model.experts is None or model.experts.beside
     if any(kind.sparsity and not kind.dense and not beside for kind in model.pattern):

@@ -94,6 +94,7 @@ class Mamba:
         rate_H, shift_H, skip_H = (own[name].astype(jnp.float32) for name in ("rate", "shift", "skip"))
         step_BTH = matmul(y_BTE, own["decay"], dtype="float32", narrow=False)
         step_BTH = jax.nn.softplus(added(ctx.shard(step_BTH, "batch", "length", "heads"), shift_H))
+        step_BTH = ctx.of_tokens(step_BTH)  # a step of zero changes no state
         decay_BTH = -lift(jnp.exp(rate_H), step_BTH) * step_BTH
         state_BGRKV = jnp.zeros((len(y_BTE), groups, heads // groups, self.state, self.head_dim), jnp.float32)
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MULTI_TOKEN = "multi_token"
 """The parameters of these layers: a tree for each, by its number from 1."""
 BLOCK, PROJECTION, EMBED_NORM, HIDDEN_NORM = "block", "projection", "embed_norm", "hidden_norm"
+FURTHER_LAYERS = "num_nextn_predict_layers"
+"""The field of a config.json that says how many such layers there are."""
 EMBEDDED = "embedded"
 """Of what the layers share, the embedding of the further token."""
 
@@ -37,7 +39,7 @@ class Further(NamedTuple):
     """What these layers add to the loss: sums over tokens."""
 
     nll: jax.Array
-    """The cross-entropy of all further tokens, divided by how many there are of each."""
+    """The mean of the cross-entropies of these layers, each a sum over its tokens."""
     sums: Tree
     """Those of the layers, such as router losses."""
 

@@ -18,7 +18,8 @@ from dtrain.data.tokenizer_files import FILES, TEMPLATE, write_tokenizer
 from dtrain.models.agreement import CONFIG, record
 from dtrain.models.configs import files_beside, kind_of, names_of
 from dtrain.models.image_configs import PREPROCESSOR
-from dtrain.models.multi_token import MULTI_TOKEN
+from dtrain.models.lora import ADAPTERS
+from dtrain.models.multi_token import FURTHER_LAYERS, MULTI_TOKEN
 from dtrain.models.nn.param import Param
 from dtrain.models.parts import is_in
 from dtrain.models.place import Place
@@ -32,8 +33,6 @@ FORMATS = {".gguf", ".h5", ".msgpack", ".onnx"}
 """Suffixes of other formats: a target with one of them is a mistake, not a folder."""
 VERIFICATION = "verification.json"
 """The result of comparing an export with transformers."""
-FURTHER_LAYERS = "num_nextn_predict_layers"
-"""The field of a config.json that says how many layers predict further tokens."""
 SHARD = 5 * 10**9
 """Bytes from which on a folder's tensors are written to another file."""
 Names = Literal["own", "published", "timm"]
@@ -88,22 +87,21 @@ def export(
     published = names not in (None, "own") or (names is None and not single and bool(files))
     kind = files.get(CONFIG, {}).get("model_type")
     table = _named(model, declared, library, kind) if published else own_names(declared)
-    served = not published or bool(files.get(CONFIG, {}).get(FURTHER_LAYERS))
+    served = not published or not files or bool(files.get(CONFIG, {}).get(FURTHER_LAYERS))
     beside = set[str]() if served else {name for name in declared if is_in(MULTI_TOKEN, name)}
     declared = {name: param for name, param in declared.items() if name not in beside}
+    what = counted(len(beside), "parameter")
+    left = [f"left out: {what} of model.multi_token, for which {kind} has no names"] if beside else []
     counts = {place.count for name in declared if (place := table[name]).count}
     tensors = chain(_tensors(loaded, declared, table), ((name, np.zeros((), np.int64)) for name in sorted(counts)))
     about |= record(model) | ({"fitted": json.dumps(loaded.fitted["values"])} if loaded.fitted else {})
     if single:
         write(path, _cast(dict(tensors), dtype), about)
-        return [_written(path)]
+        return [_written(path), *left]
     before = _files_of_an_export(path)
     written = _write_shards(path, tensors, dtype, about)
     lines = [_written(file) for file in written]
-    if beside:
-        lines.append(
-            f"left out: {counted(len(beside), 'parameter')} of model.multi_token, for which {kind} has no names"
-        )
+    lines += left
     if published:
         lines += _write_files(files, why, library, loaded, path, dtype)
     else:
@@ -235,10 +233,17 @@ def _export_adapters(loaded: LoadedRun, folder: Path, dtype: DType, base: str, a
     assert loaded.lora is not None
     declared = without_padding(loaded.assembly.layout.declared)
     table = base_names(loaded.recipe.model, declared, base)
-    tensors = adapter_tensors(loaded.adapters, {name: (table[name], declared[name]) for name in declared})
+    adapters = {
+        name: pair
+        for name, pair in loaded.adapters.items()
+        if not is_in(MULTI_TOKEN, name.removeprefix(f"{ADAPTERS}."))
+    }
+    left = len(loaded.adapters) - len(adapters)  # the base there has no such layers
+    tensors = adapter_tensors(adapters, {name: (table[name], declared[name]) for name in declared})
     config, path = adapter_config(loaded.lora, tensors), folder / f"adapter_model{SUFFIX}"
     write(path, _cast(tensors, dtype), about)
     overwrite(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")
     kept = f", in {own}: this run has it so" if (own := loaded.lora.dtype) else ""
     usual = "" if base else f" (its type is not recorded; modules are named as in {kind_of(loaded.recipe.model)})"
-    return [_written(path), f"adapter_config.json: for PEFT, on the model that the base came from{usual}{kept}"]
+    lines = [_written(path), f"adapter_config.json: for PEFT, on the model that the base came from{usual}{kept}"]
+    return [*lines, f"left out: {counted(left, 'adapter')} of model.multi_token"] if left else lines

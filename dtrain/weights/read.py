@@ -24,12 +24,14 @@ from dtrain.recipe.recipe import Recipe
 SHOWN = 8
 """Differences that an error message lists."""
 FURTHER = ".eh_proj.weight"
+"""The tensor that joins the embedding of a token with what was predicted before it."""
 NEW = {
     "head.": "for other classes start with a new last layer",
     f"{MULTI_TOKEN}.": "the file has no layers that predict further tokens: start with new ones",
 }
 """What a run often begins anew, by what the paths of its parameters begin with, and what is said of it."""
-"""The tensor that joins the embedding of a token with what was predicted before it."""
+COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+"""Of a layer that predicts further tokens: the model's embedding and head once more."""
 UNUSED = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq|num_batches_tracked)$|^(vit\.)?pooler\.dense\.")
 """Tensors in some files that are not parameters of the model: masks and rotary frequencies, which are computed; counts
 of the steps of batch normalisation; a layer after a classifier's token."""
@@ -104,9 +106,12 @@ def find_tensors(
         say(f"{source}: the tensors have the prefix {prefix!r} of a wrapped model, which is left out")
     if tensors.left_out:
         say(f"{source}: not read, not of the model: {', '.join(tensors.left_out)}")
+    beyond, other = _further(tensors) - shapes.keys(), {name for name in tensors if name.startswith("mtp.")}
+    copies = {name for name in beyond if name.endswith(COPIES)}
     unread = {
-        "layers that predict further tokens, which model.multi_token trains": _further(tensors) - shapes.keys(),
-        "layers that predict further tokens": {name for name in tensors if name.startswith("mtp.")},
+        "layers that predict further tokens, which model.multi_token trains": beyond - copies,
+        "copies of the embedding and the head": copies,
+        "layers that predict further tokens": other,
         "encoders of images or sounds": _encoders(tensors, model) - shapes.keys(),
         "keys and values that layers with shared keys do not use": _unused_keys(tensors, model, prefix),
     }
@@ -116,7 +121,12 @@ def find_tensors(
     further = set[str]().union(*unread.values())
     # files of a model with tied embeddings may contain the head as well: then it must equal the embedding
     tied_head = {HEAD} if HEAD in tensors and HEAD not in shapes and "embed" in table else set()
-    parts = {f"{part}*": {tensor for tensor, (name, _) in shapes.items() if name.startswith(part)} for part in NEW}
+    none = not (other or any(name.endswith(FURTHER) for name in tensors))
+    parts = {
+        f"{part}*": {tensor for tensor, (name, _) in shapes.items() if name.startswith(part)}
+        for part in NEW
+        if none or MULTI_TOKEN not in part
+    }
     _refuse_unlike(tensors, expected, tied_head | further | (shapes.keys() - expected.keys()), source, parts)
     if tied_head and not np.array_equal(tensors[HEAD], tensors[prefixed(prefix, embed)]):
         raise DataError(

@@ -225,10 +225,12 @@ def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) ->
 
 
 @pytest.mark.slow
-def test_rows_of_several_lengths_are_continued_as_each_alone() -> None:
-    """Shorter rows begin with empty slots, which change no state of linear attention."""
-    model = LANGUAGE_MODELS["qwen3_5"]
-    params, token = initial_state(model), np.array(random_batch(model, 1)["token"][0, :9])
+@pytest.mark.parametrize("name", ["qwen3_5", "granite_hybrid", pytest.param("mamba_groups", marks=pytest.mark.nightly)])
+def test_rows_of_several_lengths_are_continued_as_each_alone(name: str) -> None:
+    """Shorter rows begin with empty slots, which change no state, also where biases are not zero."""
+    model, draw = LANGUAGE_MODELS[name], np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.1 * draw.standard_normal(x.shape, np.float32), initial_state(model))
+    token = np.array(random_batch(model, 1)["token"][0, :9])
     rows = np.stack([token, np.concatenate([[7, 7, 7], token[:6]])])  # the second has three empty slots
 
     @jax.jit

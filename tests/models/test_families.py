@@ -224,7 +224,8 @@ def test_narrow_weights_give_the_logits_of_transformers(
         assert np.abs(wanted - np.load(wide / "logits.npy")).max() > 0.01 * np.abs(wanted).max()
 
 
-CONTINUED, PROMPT = 24, 16
+CONTINUED, PROMPT = 24, 13
+"""The prompt is not as long as the slots that generation makes for it: it begins with empty ones."""
 
 
 @pytest.mark.nightly

@@ -64,6 +64,10 @@ def test_the_fields_of_gemma_3n_are_read() -> None:
         ({"num_kv_shared_layers": 34}, "num_kv_shared_layers: 34, and no earlier layer of each type"),
         ({"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 262_400}, "hidden_size_per_layer_input: 0"),
         ({"layer_types": ["conv"] * 35}, "layer_types: conv, 35 of 35 layers"),
+        ({"laurel_rank": 0}, "laurel_rank: 0"),
+        ({"altup_coef_clip": None}, "altup_coef_clip: None"),
+        ({"hidden_activation": "gelu"}, "hidden_activation: gelu"),
+        ({"activation_sparsity_pattern": 1.0}, f"activation_sparsity_pattern: {[1.0] * 35}, not shares below 1"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type: longrope"),
     ],
 )  # fmt: skip

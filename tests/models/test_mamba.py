@@ -101,6 +101,14 @@ def test_what_state_space_layers_have_beside_is_refused(fields: dict[str, Any], 
     assert problem in read_of("granitemoehybrid", **HYBRID | fields).unserved
 
 
+def test_biases_of_attention_and_of_the_feed_forward_layer_alone() -> None:
+    """Together they are not those of every product: states have none."""
+    given = {"mamba_n_heads": 8, "mamba_d_state": 4, "attention_bias": True, "mlp_bias": True, "hidden_size": 32,
+             "attn_layer_indices": [1]}  # fmt: skip
+    model = read_of("bamba", **given).model
+    assert (model.bias, model.qkv_bias, model.out_bias, model.mlp_bias) == (False, True, True, True)
+
+
 def test_impossible_sizes_are_errors() -> None:
     with pytest.raises(FieldError, match="groups = 3 does not divide heads = 4"):
         Mamba(heads=4, head_dim=4, state=4, groups=3)

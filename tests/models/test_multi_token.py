@@ -15,15 +15,18 @@ from dtrain.core.errors import DataError, FieldError
 from dtrain.data.batch import Feature
 from dtrain.models.altup import AltUp
 from dtrain.models.decoder import Decoder
+from dtrain.models.families.config import config_of
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
 from dtrain.models.moe import Experts
 from dtrain.models.multi_token import MultiToken
 from dtrain.models.nn.param import Tree, paths
 from dtrain.models.nn.single_device import SingleDeviceContext
+from dtrain.models.rope import Learned
 from dtrain.weights.read import find_tensors, leaves_by_path, read
 from tests.conftest import Dtrain
 from tests.models.random_decoders import parameters, written
+from tests.models.test_agreement import read_of
 
 ROW = {"token": Feature((24,), "int32"), "target": Feature((24,), "int32")}
 SIZES: dict[str, Any] = {"vocab": 32, "context": 24, "layers": 2, "width": 16, "heads": 2, "hidden": 24, "init": 0.3}
@@ -81,32 +84,47 @@ def test_files_of_deepseek_have_the_layers_after_the_models_own(tmp_path: Path) 
     copies = {f"model.layers.3.{name}.weight": np.ones((2, 2)) for name in ("embed_tokens", "shared_head.head")}
     save_file(tensors | copies, tmp_path / "out" / "model.safetensors")
 
-    def taken(model: Decoder) -> tuple[dict[str, Any], list[str]]:
+    def taken(model: Decoder, name: str = "out") -> tuple[dict[str, Any], list[str]]:
         here, said, declared = jax.sharding.SingleDeviceSharding(jax.devices()[0]), list[str](), model.params()
         shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, "float32", sharding=here), declared)
         own = leaves_by_path(declared)
-        with opened(tmp_path / "out") as files:
-            where = find_tensors(files, model, own, tmp_path / "out", say=said.append)
+        with opened(tmp_path / name) as files:
+            where = find_tensors(files, model, own, tmp_path / name, say=said.append)
             return read(files, where, own, leaves_by_path(shapes)), said
 
     found, said = taken(DEEPSEEK)
-    assert said[0].endswith("not read: 2 tensors of layers that predict further tokens, which model.multi_token trains")
+    assert said == [f"{tmp_path / 'out'}: not read: 2 tensors of copies of the embedding and the head"]
     for name, value in leaves_by_path(params).items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
     found, said = taken(replace(DEEPSEEK, multi_token=None))
     assert not any(name.startswith("multi_token") for name in found)
     further = sum(name.startswith(("model.layers.3.", "model.layers.4.")) for name in {**tensors, **copies})
-    assert f"not read: {further} tensors of layers that predict further tokens" in said[0]
+    assert f"not read: {further - 2} tensors of layers that predict further tokens" in said[0]
     with pytest.raises(DataError, match=r"model\.layers\.5\.") as caught:
         taken(replace(DEEPSEEK, multi_token=MultiToken(depth=3)))
+    assert "multi_token" not in caught.value.hint  # the file has some
+    alone = {name: value for name, value in params.items() if name != "multi_token"}
+    written(replace(DEEPSEEK, multi_token=None), alone, tmp_path / "plain")
+    with pytest.raises(DataError, match=r"model\.layers\.3\.") as caught:
+        taken(DEEPSEEK, "plain")
     assert 'new: ["multi_token.*"]' in caught.value.hint
 
 
 def test_other_families_are_written_without_them(tmp_path: Path) -> None:
-    written(OWN, parameters(OWN, 0), tmp_path / "out")
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    written(PLAIN, parameters(PLAIN, 0), tmp_path / "plain")
-    assert tensors.keys() == load_file(tmp_path / "plain" / "model.safetensors").keys()
+    learned = replace(
+        PLAIN, position=Learned(), norm="layer", norm_bias=True, bias=True, tied=True, feed_forward="gelu"
+    )
+    for plain in (PLAIN, learned):
+        further = replace(plain, multi_token=MultiToken())
+        written(further, parameters(further, 0), tmp_path / "out")
+        tensors = load_file(tmp_path / "out" / "model.safetensors")
+        written(plain, parameters(plain, 0), tmp_path / "plain")
+        assert tensors.keys() == load_file(tmp_path / "plain" / "model.safetensors").keys()
+    exaone = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_shared_experts": 1}
+    model = replace(read_of("exaone_moe", **exaone).model, multi_token=MultiToken())
+    config = config_of(model)
+    assert config is not None
+    assert config["num_nextn_predict_layers"] == 0  # its own have other names
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,16 @@ OF_BOTH = ("tie_word_embeddings", "quantization_config")
 SAME = {"kimi_k2": "deepseek_v3"}
 """Types whose fields and tensors are those of another."""
 _LATENT = "latent attention"
-_STATE = "state-space layers"
 NEEDS: dict[str, str] = {
     "longcat_flash": f"{_LATENT} with experts beside it",
     "mistral4": f"{_LATENT} with queries that grow with their position",
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), f"{_LATENT} with a sparse index"),
     **dict.fromkeys(("kimi_linear", "olmo_hybrid"), "layers of linear attention"),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_h1", "jamba", "nemotron_h", "zamba2"),
-                    _STATE),
+    **dict.fromkeys(("mamba", "jamba"), "state-space layers of Mamba-1"),
+    "mamba2": "layers without a feed-forward layer",
+    "nemotron_h": "layers of one part each: states, attention, or a feed-forward layer",
+    "falcon_h1": "attention and states side by side in a layer",
+    "zamba2": "one attention layer that others share",
     "persimmon": "normalisations of queries and keys with biases",
     **dict.fromkeys(("bloom", "mpt", "falcon"), "attention with linear biases (ALiBi)"),
     "apertus": "the activation xIELU",

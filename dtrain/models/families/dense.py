@@ -335,7 +335,7 @@ DENSE: dict[str, Family] = {
     "bamba": Family(
         "BambaForCausalLM",
         (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8), rope(partial=0.5),
-         biases(qkv_bias=ATTENTION, out_bias=ATTENTION, mlp_bias=("mlp_bias", False)),
+         biases(together=False, qkv_bias=ATTENTION, out_bias=ATTENTION, mlp_bias=("mlp_bias", False)),
          mamba_layers("attn_layer_indices"), stated(mamba_conv_bias=True, mamba_proj_bias=False),
          stated(partial_rotary_factor=0.5), known("num_logits_to_keep", "z_loss_coefficient", "attn_rotary_emb"),
          dense()),

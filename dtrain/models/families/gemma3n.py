@@ -10,7 +10,7 @@ from dtrain.models.families import rotary
 from dtrain.models.families.fields import Fields
 from dtrain.models.families.layers import FULL, LOCAL, every, window_of
 from dtrain.models.families.part import Part
-from dtrain.models.families.parts import biases, fixed, gemma_activation, known, same, sizes, stated
+from dtrain.models.families.parts import GATED, activation, biases, fixed, known, same, sizes, stated
 from dtrain.models.layer_pattern import LayerKind, compressed
 from dtrain.models.rope import Rope
 
@@ -50,6 +50,9 @@ def layers() -> Part:
         widths = _of_layers(fields, "intermediate_size", fields("intermediate_size", "hidden"), count)
         rope, theta = rotary.of_two(fields)
         if shares is None or widths is None:
+            return {}
+        if not all(0 <= share < 1 for share in shares):
+            fields.refuse(f"activation_sparsity_pattern: {shares}, not shares below 1")
             return {}
         hidden, window = Counter(widths).most_common(1)[0][0], fields("sliding_window", "window")
         fields.sources["pattern"] = f"layer_types: {types.count(LOCAL)} of {count} layers are {LOCAL}"
@@ -92,6 +95,10 @@ def streams() -> Part:
 
     def read(fields: Fields) -> JsonObject:
         own = {ours: fields(theirs, "altup") for ours, theirs in names.items()}
+        for name in (names["clip"], "laurel_rank"):
+            if not isinstance(value := fields(name), int | float) or value <= 0:
+                fields.refuse(f"{name}: {value}")
+                return {}
         return {"altup": AltUp(**own), "laurel_rank": fields("laurel_rank", "laurel_rank")}
 
     def write(model: "Decoder") -> JsonObject:
@@ -118,7 +125,8 @@ def inputs() -> Part:
 
 
 GEMMA3N: tuple[Part, ...] = (
-    *sizes(kv_heads=2, head_dim=256, tied=True, act=None), gemma_activation(),
+    *sizes(kv_heads=2, head_dim=256, tied=True, act=None), activation("hidden_activation", GATED, "gelu_pytorch_tanh"),
+    known("hidden_act"),
     biases(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False)),
     fixed(embed_scale=True, qk_norm=True, value_norm=True, post_norm=True, attention_multiplier=1.0),
     layers(), streams(), stated(altup_correct_scale=True), known("altup_lr_multiplier"), inputs(),

@@ -13,6 +13,7 @@ from dtrain.models.families.layers import kinds_of
 from dtrain.models.families.part import REQUIRED, Part
 from dtrain.models.layer_pattern import compressed
 from dtrain.models.moe import Experts
+from dtrain.models.multi_token import FURTHER_LAYERS
 from dtrain.models.rope import Llama3, Rope, Yarn
 
 if TYPE_CHECKING:
@@ -171,13 +172,14 @@ def gemma_activation() -> Part:
 BIASES = ("qkv_bias", "out_bias", "mlp_bias")
 
 
-def biases(**names: tuple[str, bool] | bool) -> Part:
-    """For each of BIASES its field and default, or its value; those that are left out are false."""
+def biases(*, together: bool = True, **names: tuple[str, bool] | bool) -> Part:
+    """For each of BIASES its field and default, or its value; those that are left out are false. `together`: all three
+    are read as `bias`, which layers without attention do not have."""
     given = {name: names.get(name, False) for name in BIASES}
 
     def read(fields: Fields) -> JsonObject:
         found = {ours: bool(fields(how[0], ours)) if isinstance(how, tuple) else how for ours, how in given.items()}
-        if len({*found.values()}) == 1:
+        if together and len({*found.values()}) == 1:
             fields.sources["bias"] = fields.sources.get(BIASES[0], "")
             return {"bias": found[BIASES[0]]}
         return found
@@ -382,15 +384,16 @@ def qwen_dense() -> Part:
     return dense_layers(read, write)
 
 
-def further_tokens() -> Part:
-    """Layers that predict further tokens, beside the model's: they are those of `multi_token`, if a recipe has that."""
-    name = "num_nextn_predict_layers"
+def further_tokens(*, written: bool = False) -> Part:
+    """Layers that predict further tokens, beside the model's: those of `multi_token`, if a recipe has that. `written`:
+    whether the family's own have the names and the form of these."""
+    name = FURTHER_LAYERS
 
     def read(fields: Fields) -> JsonObject:
         fields.known |= {name, "num_mtp_layers"}
         return {}
 
-    return Part({}, read, lambda model: {name: model.multi_token.depth if model.multi_token else 0})
+    return Part({}, read, lambda model: {name: model.multi_token.depth if written and model.multi_token else 0})
 
 
 def no_window(switch: str) -> Part:

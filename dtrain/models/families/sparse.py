@@ -165,7 +165,8 @@ SPARSE: dict[str, Family] = {
     ),
     "glm4_moe": Family(
         "Glm4MoeForCausalLM",
-        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8), rope(partial=0.5), first_dense(1), further_tokens(),
+        (*sizes(epsilon=("rms_norm_eps", 1e-5), kv_heads=8), rope(partial=0.5), first_dense(1),
+         further_tokens(written=True),
          biases(qkv_bias=ATTENTION), same("qk_norm", "use_qk_norm", False),
          experts(DEEPSEEK_EXPERTS, DEEPSEEK_SIZES, **DEEPSEEK)),
         "deepseek",
@@ -211,7 +212,7 @@ SPARSE: dict[str, Family] = {
     ),
     "deepseek_v3": Family(
         "DeepseekV3ForCausalLM",
-        (*sizes(), latent(), latent_rope(), first_dense(3), further_tokens(), *DEEPSEEK_V3,
+        (*sizes(), latent(), latent_rope(), first_dense(3), further_tokens(written=True), *DEEPSEEK_V3,
          experts(DEEPSEEK_EXPERTS, DEEPSEEK_SIZES | {"n_routed_experts": 256, "moe_intermediate_size": 2048,
                                                      "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
                  **DEEPSEEK)),

@@ -30,11 +30,11 @@ LAYER = "model.layers.{layer}."
 def namings(model: "Decoder") -> tuple[Naming, ...]:
     """The names that families give to parameters of such a model; the usual ones if no family has all of them."""
     own, learned = set(jax.tree.leaves(paths(model.params()))), isinstance(model.position, Learned)
-    tables = {kind: names(model) for kind, names in (LEARNED if learned else ROTARY).items()}
-    if not learned:
-        tables = {kind: _stacks(model, names) | _further(model, names) for kind, names in _tables(model).items()} | {
-            kind: names | _further(model, names) for kind, names in tables.items()
-        }
+    older = {kind: names(model) for kind, names in (LEARNED if learned else ROTARY).items()}
+    tables = older if learned else {kind: _stacks(model, names) for kind, names in _tables(model).items()} | older
+    if model.multi_token:
+        plain = older if learned else _tables(model) | older
+        tables = {kind: names | _further(model, plain[kind]) for kind, names in tables.items()}
     unused = _unused(model)
     found = [Naming("transformers", names, kind, unused) for kind, names in tables.items() if own <= names.keys()]
     usual = next(iter(tables))

@@ -216,6 +216,10 @@ class Context(Protocol):
         """
         ...
 
+    def of_tokens(self, x: jax.Array) -> jax.Array:
+        """x (B, T, ...), and zero where there is no token: before shorter rows, in generation. No communication."""
+        ...
+
     def preceding(self, x: jax.Array, count: int, name: str) -> jax.Array:
         """x (B, T, ...) with the `count` tokens before it: (B, count + T, ...). Inside a layer, for whole rows.
 

@@ -45,6 +45,9 @@ class ExampleVerbs:
     def for_later(self, k_BTGD: jax.Array, v_BTGD: jax.Array) -> tuple[jax.Array, jax.Array]:
         return k_BTGD, v_BTGD
 
+    def of_tokens(self, x: jax.Array) -> jax.Array:
+        return x
+
     def preceding(self, x: jax.Array, count: int, name: str) -> jax.Array:
         del name
         return jnp.pad(x, ((0, 0), (count, 0), *[(0, 0)] * (x.ndim - 2)))

@@ -132,12 +132,14 @@ class CachedContext(SingleDeviceContext):
     def for_later(self, k_BTGD: jax.Array, v_BTGD: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self.k[""], self.v[0]
 
-    def preceding(self, x: jax.Array, count: int, name: str) -> jax.Array:
-        """Of the empty slots at the beginning of shorter rows, x is zero."""
+    def of_tokens(self, x: jax.Array) -> jax.Array:
         slot_T = self._cache.used + jnp.arange(x.shape[1], dtype=jnp.int32)
         real_BT = slot_T[None] >= self._cache.pad_B[:, None]
-        x = jnp.where(real_BT.reshape(*real_BT.shape, *[1] * (x.ndim - 2)), x, 0)
-        x = jnp.concatenate([self._cache.k[0][name].astype(x.dtype), x], 1)
+        return jnp.where(real_BT.reshape(*real_BT.shape, *[1] * (x.ndim - 2)), x, 0)
+
+    def preceding(self, x: jax.Array, count: int, name: str) -> jax.Array:
+        """Of the empty slots at the beginning of shorter rows, x is zero."""
+        x = jnp.concatenate([self._cache.k[0][name].astype(x.dtype), self.of_tokens(x)], 1)
         self.k[name] = x[:, x.shape[1] - count :].astype(self._cache.k[0][name].dtype)
         return x
 
