@@ -66,9 +66,9 @@ def test_each_signal_is_reacted_to_once_and_the_handlers_are_put_back() -> None:
     seen: list[int] = []
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with signals.reacting(seen.append):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        for count, number in enumerate((signal.SIGTERM, signal.SIGINT, signal.SIGTERM), 1):
             os.kill(os.getpid(), number)
-            settled(seen, len(seen) + 1)
+            settled(seen, count)
     assert seen == [signal.SIGTERM, signal.SIGINT, signal.SIGTERM]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert signals.current() is None
