@@ -233,7 +233,7 @@ def _layout(recipe: Recipe, engine: Engine, model: Any, devices: Sequence[Device
             hint += ", or set split_rows = True in the model's class once it uses ctx.places and ctx.attend"
         raise RecipeError(f"mesh.sequence = {sizes['sequence']} {why}", hint)
     if refusal := engine.refusal(layout):
-        raise RecipeError(f"engine: {refusal}", others(engine))
+        raise RecipeError(f"engine: {refusal}", others(layout))
     problems = [*divisibility_problems("batch", recipe.batch, sizes, recipe.accumulate)]
     problems += divisibility_problems("evaluate.batch", recipe.evaluate.batch or recipe.batch, sizes, 1)
     for path, message, hint in problems:

@@ -39,6 +39,7 @@ class Auto(EngineSection):
         return Jit().refusal(layout)
 
 
-def others(engine: Any) -> str:
-    """What to do about a refusal of this engine."""
-    return f"use engine: {' or '.join(name for name in Auto().choices if name != engine.kind)}"
+def others(layout: Layout) -> str:
+    """What to do where an engine refuses this layout: the engines that do not."""
+    fitting = [name for name, engine in Auto().choices.items() if not engine.refusal(layout)]
+    return f"use engine: {' or '.join(fitting)}" if fitting else "use another mesh, or leave mesh.rules out"

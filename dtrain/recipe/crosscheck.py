@@ -156,7 +156,7 @@ def _layout(recipe: Recipe) -> Iterator[Problem]:
     layout = Layout(recipe.mesh.given, recipe.mesh.table(), {})
     refusal = recipe.engine.refusal(layout)
     if refusal:
-        yield "engine", refusal, others(recipe.engine)
+        yield "engine", refusal, others(layout)
 
 
 def _engine(recipe: Recipe) -> Iterator[Problem]:

@@ -106,7 +106,7 @@ def find_tensors(
         say(f"{source}: the tensors have the prefix {prefix!r} of a wrapped model, which is left out")
     if tensors.left_out:
         say(f"{source}: not read, not of the model: {', '.join(tensors.left_out)}")
-    beyond, other = _further(tensors) - shapes.keys(), {name for name in tensors if name.startswith("mtp.")}
+    beyond, other = (names - shapes.keys() if model.namings else set[str]() for names in _further(tensors))
     copies = {name for name in beyond if name.endswith(COPIES)}
     unread = {
         "layers that predict further tokens, which model.multi_token trains": beyond - copies,
@@ -121,7 +121,7 @@ def find_tensors(
     further = set[str]().union(*unread.values())
     # files of a model with tied embeddings may contain the head as well: then it must equal the embedding
     tied_head = {HEAD} if HEAD in tensors and HEAD not in shapes and "embed" in table else set()
-    none = not (other or any(name.endswith(FURTHER) for name in tensors))
+    none = not (other or _further(tensors)[0])
     parts = {
         f"{part}*": {tensor for tensor, (name, _) in shapes.items() if name.startswith(part)}
         for part in NEW
@@ -135,10 +135,12 @@ def find_tensors(
     return Located({name: place for name, place in table.items() if name not in new}, prefix)
 
 
-def _further(tensors: Tensors) -> set[str]:
-    """The tensors of layers that predict further tokens (DeepSeek-AI 2024, section 2.2), known by their projection."""
+def _further(tensors: Tensors) -> tuple[set[str], set[str]]:
+    """The tensors of layers that predict further tokens (DeepSeek-AI 2024, section 2.2): those after the model's own,
+    known by their projection, and those under names that dtrain does not read."""
     layers = {name.removesuffix(FURTHER) for name in tensors if name.endswith(FURTHER)}
-    return {name for name in tensors if any(name.startswith(f"{one}.") for one in layers)}
+    after = {name for name in tensors if any(name.startswith(f"{one}.") for one in layers)}
+    return after, {name for name in tensors if name.startswith("mtp.")}
 
 
 def _encoders(tensors: Tensors, model: Any) -> set[str]:

@@ -12,7 +12,8 @@ from dtrain.models.mlp import MLP
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import Drop, bias, kept, weight
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.param import Tree
+from dtrain.models.nn.param import Param, Tree
+from dtrain.models.nn.param import normal as drawn
 from dtrain.parallel.auto import others
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import JAX_AXES, Mesh
@@ -144,6 +145,14 @@ def test_missing_and_repeated_sums_over_devices_are_refused(model: MLP, message:
         gradients(place(model, ShardMap(), Mesh(data=1, tensor=2)))
 
 
-@pytest.mark.parametrize(("engine", "hint"), [(ShardMap(), "jit"), (Jit(), "shard_map"), (Pmap(), "jit or shard_map")])
-def test_a_refusal_names_the_engines_that_are_left(engine: Any, hint: str) -> None:
-    assert others(engine) == f"use engine: {hint}"
+def test_a_refusal_names_the_engines_that_are_left() -> None:
+    plain, tensor = {"w": weight((8, 8), "embed hidden", "embed")}, {"w": weight((8, 8), "embed classes", "embed")}
+    assert Pmap().refusal(layout(plain))
+    assert others(layout(plain)) == "use engine: jit or shard_map"
+    own = layout(tensor, Mesh(rules={"classes": "tensor"}))
+    assert ShardMap().refusal(own)
+    assert others(own) == "use engine: jit"
+    stacked = {"w": Param((2, 8, 8), "layer embed classes", drawn(1.0))}
+    neither = Layout(MESH | {"pipeline": 2}, Mesh(rules={"classes": "tensor"}).table(), stacked)
+    assert Jit().refusal(neither)
+    assert others(neither) == "use another mesh, or leave mesh.rules out"
