@@ -340,11 +340,11 @@ class NoData(DataDefaults):
     kind = "arrays"
 
 
-def written(model: Decoder, params: Tree, folder: Path) -> None:
-    """Export the decoder as a run's export does, from parameters in memory."""
+def written(model: Decoder, params: Tree, folder: Path, **how: Any) -> list[str]:
+    """Export the decoder as a run's export does, from parameters in memory; what the export says."""
     recipe = SimpleNamespace(name=folder.name, model=model, data=NoData())
     assembly = SimpleNamespace(layout=SimpleNamespace(declared=model.params()))
-    export(LoadedRun(cast(Any, recipe), cast(Any, assembly), params, 0, "step 0"), folder)
+    return export(LoadedRun(cast(Any, recipe), cast(Any, assembly), params, 0, "step 0"), folder, **how)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Gemma 3n: several streams of activations, sparse layers, and what its config.json says."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -95,8 +96,8 @@ MODEL = Decoder(
 BATCH = {"token": jnp.arange(12).reshape(2, 6) % 32, "target": jnp.arange(1, 13).reshape(2, 6) % 32}
 
 
-def loss(model: Any, params: Any, train: bool) -> float:
-    found = jax.jit(lambda params: model.loss(params, BATCH, SingleDeviceContext(train=train)))(params)
+def loss(model: Any, params: Any, train: bool, batch: Any = BATCH) -> float:
+    found = jax.jit(lambda params: model.loss(params, batch, SingleDeviceContext(train=train)))(params)
     return float(found.sum / found.weight)
 
 
@@ -128,3 +129,17 @@ def test_every_matrix_of_streams_takes_an_adapter() -> None:
     params = initial(MODEL.params(), jax.random.key(0), "float32")
     whole = {"base": params, "lora": initial(adapted.params()["lora"], jax.random.key(1), "float32")}
     assert loss(adapted, whole, True) == pytest.approx(loss(MODEL, params, True), rel=1e-6)
+
+
+def test_tokens_beyond_the_table_of_layers_have_its_first_row() -> None:
+    model = replace(MODEL, altup=None, layer_inputs_vocab=8)
+    params = initial(model.params(), jax.random.key(0), "float32")
+    table = params["blocks"]["table"]
+
+    def changed(row: int) -> Any:
+        return params | {"blocks": params["blocks"] | {"table": table.at[:, row].add(1.0)}}
+
+    beyond = BATCH | {"token": BATCH["token"] + 8}  # all of them
+    values = [loss(model, own, False, beyond) for own in (params, changed(0), changed(7))]
+    assert values[0] != values[1]
+    assert values[0] == values[2]

@@ -1,8 +1,10 @@
 """Layers that predict further tokens: their loss in packed rows, names in published files, and what is refused."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,11 +20,14 @@ from dtrain.models.decoder import Decoder
 from dtrain.models.families.config import config_of
 from dtrain.models.latent import Latent
 from dtrain.models.layer_pattern import LayerKind
+from dtrain.models.lora import Adapted, Lora
 from dtrain.models.moe import Experts
 from dtrain.models.multi_token import MultiToken
-from dtrain.models.nn.param import Tree, paths
+from dtrain.models.nn.param import Tree, initial, paths
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned
+from dtrain.weights.export import export
+from dtrain.weights.load import LoadedRun
 from dtrain.weights.read import find_tensors, leaves_by_path, read
 from tests.conftest import Dtrain
 from tests.models.random_decoders import parameters, written
@@ -116,7 +121,12 @@ def test_other_families_are_written_without_them(tmp_path: Path) -> None:
     )
     for plain in (PLAIN, learned):
         further = replace(plain, multi_token=MultiToken())
-        written(further, parameters(further, 0), tmp_path / "out")
+        said = written(further, parameters(further, 0), tmp_path / "out")
+        assert any(
+            re.fullmatch(r"left out: \d+ parameters of model\.multi_token, for which \w+ has no names", x) for x in said
+        )
+        single = written(further, parameters(further, 0), tmp_path / "one.safetensors", names="published")
+        assert single[1:] == [x for x in said if x.startswith("left out")]
         tensors = load_file(tmp_path / "out" / "model.safetensors")
         written(plain, parameters(plain, 0), tmp_path / "plain")
         assert tensors.keys() == load_file(tmp_path / "plain" / "model.safetensors").keys()
@@ -125,6 +135,21 @@ def test_other_families_are_written_without_them(tmp_path: Path) -> None:
     config = config_of(model)
     assert config is not None
     assert config["num_nextn_predict_layers"] == 0  # its own have other names
+
+
+def test_their_adapters_are_left_out_of_those_for_peft(tmp_path: Path) -> None:
+    """The base there has no such layers."""
+    lora = Lora(rank=2, targets=("blocks.query.weight", "multi_token.*.projection"))
+    declared = Adapted(OWN, lora).params()["lora"]
+    adapters = {f"lora.{name}": pair for name, pair in initial(declared, jax.random.key(0), "float32").items()}
+    recipe: Any = SimpleNamespace(name="run", model=OWN)
+    assembly: Any = SimpleNamespace(layout=SimpleNamespace(declared=OWN.params()))
+    run = LoadedRun(recipe, assembly, parameters(OWN, 0), 0, "step 0", adapters=adapters, lora=lora)
+    said = export(run, tmp_path, adapters=True, base="llama")
+    assert said[-1] == "left out: 2 adapters of model.multi_token"
+    names = load_file(tmp_path / "adapter_model.safetensors")
+    assert len(names) == 2 * OWN.layers
+    assert not [name for name in names if "eh_proj" in name]
 
 
 @pytest.mark.parametrize(

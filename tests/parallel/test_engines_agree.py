@@ -74,7 +74,10 @@ LANGUAGE_CASES = [
 ]
 LANGUAGE_CASES += [("llama", "shard_map", mesh, 2) for mesh in ("fsdp-sequence", "pipeline-fsdp")]
 ALWAYS = [("llama", "shard_map", "sequence-tensor", 1), ("llama", "shard_map", "pipeline-fsdp", 2)]
-ALWAYS += [(model, "shard_map", "data-fsdp-tensor", 1) for model in ("qwen3_5", "gemma4", "gemma4_e2b")]
+ALWAYS += [
+    (model, "shard_map", "data-fsdp-tensor", 1)
+    for model in ("qwen3_5", "gemma4", "gemma4_e2b", "gemma3n", "granite_hybrid")
+]
 IN_CI = covering(CASES, also=QUICK) | covering(LANGUAGE_CASES, values=1, also=ALWAYS)
 """All pairs of a model for images, an engine, a mesh and a number of microbatches, and each model, engine and mesh for
 tokens; the full products at night."""
